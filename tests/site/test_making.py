@@ -1,0 +1,100 @@
+"""How pages are made: formulas, signatures, references to other projects."""
+
+import ast
+import html
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def build(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Build a small site out of these pages, strictly, with the formula hook."""
+    settings = {
+        "site_name": "small",
+        "theme": {"name": None, "custom_dir": "theme"},
+        "plugins": [],
+        "hooks": [str(ROOT / "tools/book/formulas.py")],
+        "markdown_extensions": [{"pymdownx.arithmatex": {"generic": True}}],
+    }
+    (folder / "mkdocs.yml").write_text(yaml.safe_dump(settings), "utf-8")
+    for name in ("docs", "theme"):
+        (folder / name).mkdir()
+    (folder / "theme/main.html").write_text("{{ page.content }}", "utf-8")
+    for name, text in pages.items():
+        (folder / "docs" / name).write_text(text, "utf-8")
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict"],
+        cwd=folder,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_labelled_formulas_are_numbered_and_linked(tmp_path: Path) -> None:
+    formulas = "$$\na \\label{eq:a}\n$$\n\n$$\nb \\label{eq:b}\n$$\n"
+    pages = {
+        "index.md": r"See $\eqref{eq:b}$; $\R$.",
+        "three.md": f"---\nchapter: 3\n---\n\n{formulas}",
+    }
+    built = build(tmp_path, pages)
+    assert built.returncode == 0, built.stderr
+    home = (tmp_path / "site/index.html").read_text("utf-8")
+    assert '<a href="three/#eq:b">(3.2)</a>' in home
+    assert home.count('class="katex"') == 1
+    page = (tmp_path / "site/three/index.html").read_text("utf-8")
+    assert re.findall(r'<div class="formula" id="(.*?)">', page) == ["eq:a", "eq:b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (r"$\frac{1}$", "index.md: ParseError"),
+        (r"$\nosuchcommand$", "Undefined control sequence"),
+        (r"$\eqref{eq:none}$", "no formula is labelled eq:none"),
+        ("$$\na \\label{x}\n$$\n\n$$\nb \\label{x}\n$$", "label x is used twice"),
+        ("words\n$$\na\n$$ words", "TeX left as it is near '$$"),
+    ],
+)
+def test_mistakes_in_formulas_stop_the_build(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    built = build(tmp_path, {"index.md": text})
+    assert built.returncode != 0
+    assert complaint in built.stderr
+
+
+def test_signatures_show_shapes_as_they_are_written(folder: Path) -> None:
+    source = ROOT / "src/transformers_hw/attention.py"
+    wanted = {
+        ast.unparse(node).replace("'", '"')
+        for node in ast.walk(ast.parse(source.read_text("utf-8")))
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Float"
+    }
+    page = (folder / "reference/attention/index.html").read_text("utf-8")
+    shown = html.unescape(re.sub(r"<[^>]+>", "", page))
+    assert wanted
+    assert {shape for shape in wanted if shape not in shown} == set()
+
+
+def test_signatures_link_to_torch(folder: Path) -> None:
+    page = (folder / "reference/attention/index.html").read_text("utf-8")
+    assert "https://docs.pytorch.org/docs/stable/tensors.html#torch.Tensor" in page
+
+
+def test_the_names_elsewhere_exist() -> None:
+    places = tomllib.loads((ROOT / "tools/book/elsewhere.toml").read_text("utf-8"))
+    names = [name for place in places["place"] for name in place["names"]]
+    assert len(set(names)) == len(names) > 0
+    for name in names:
+        full = name if "." in name else f"builtins.{name}"
+        assert pkgutil.resolve_name(full) is not None

@@ -1,0 +1,152 @@
+"""Every page of the site, in a real browser."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+AXE = Path(__file__).parents[2] / "tools/vendor/axe-core/axe.min.js"
+STANDARDS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
+
+RAW_TEX = r"""() => {
+    const text = document.querySelector("article").cloneNode(true);
+    text.querySelectorAll(".katex, pre, code").forEach(part => part.remove());
+    return text.textContent.match(/\$\$|\\[(\[]|\\[a-z]+\{|\$[^$\s]+\$/g) ?? [];
+}"""
+# What reaches beyond the screen must stand in something that scrolls by itself.
+CUT_OFF = """() => [...document.querySelectorAll("article :is(.base, pre, table, img)")]
+    .filter(part => part.getBoundingClientRect().right > innerWidth)
+    .filter(part => {
+        for (let box = part; box.tagName != "ARTICLE"; box = box.parentElement)
+            if (["auto", "scroll"].includes(getComputedStyle(box).overflowX)
+                && box.getBoundingClientRect().right <= innerWidth) return false;
+        return true;
+    }).map(part => part.textContent.slice(0, 60))"""
+
+
+def test_pages_ask_no_other_host_and_log_nothing(
+    page: Page, address: str, paths: list[str]
+) -> None:
+    found: list[str] = []
+
+    def note_request(url: str) -> None:
+        if not url.startswith((address, "data:", "blob:")):
+            found.append(f"asks {url}")
+
+    page.on("request", lambda request: note_request(request.url))
+    page.on("console", lambda line: found.append(f"{line.type}: {line.text}"))
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.on(
+        "response",
+        lambda got: got.status >= 400 and found.append(f"{got.status} {got.url}"),
+    )
+    for path in [*paths, "404.html"]:
+        page.goto(address + path, wait_until="networkidle")
+    assert len(paths) > 1
+    assert found == []
+
+
+def test_formulas_are_set_and_no_tex_is_left(
+    page: Page, address: str, paths: list[str]
+) -> None:
+    raw: list[tuple[str, str]] = []
+    formulas = 0
+    for path in paths:
+        page.goto(address + path)
+        raw += [(path, tex) for tex in page.evaluate(RAW_TEX)]
+        formulas += page.locator(".katex").count()
+        assert page.locator(".katex-error").count() == 0
+    assert formulas > len(paths)
+    assert raw == []
+
+
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    [("light", DESKTOP), ("dark", DESKTOP), ("light", PHONE)],
+    ids=["light", "dark", "phone"],
+)
+def test_pages_are_accessible(
+    browser: Browser,
+    address: str,
+    paths: list[str],
+    scheme: Literal["light", "dark"],
+    size: Any,
+) -> None:
+    found: list[str] = []
+    with browser.new_context(color_scheme=scheme, viewport=size) as context:
+        page = context.new_page()
+        for path in paths:
+            page.goto(address + path, wait_until="networkidle")
+            page.evaluate(
+                "document.querySelectorAll('article details').forEach("
+                "box => { box.open = true; })"
+            )
+            page.evaluate(AXE.read_text("utf-8"))
+            run = page.evaluate("tags => axe.run(document, {runOnly: tags})", STANDARDS)
+            assert run["passes"], "axe checked nothing"
+            for rule in run["violations"]:
+                found += [
+                    f"{path}: {rule['id']}: {node['html'][:120]}: "
+                    f"{node['failureSummary']}"
+                    for node in rule["nodes"]
+                ]
+    assert found == [], "\n".join(found)
+
+
+def test_a_phone_need_not_scroll_sideways(
+    browser: Browser, address: str, paths: list[str]
+) -> None:
+    wide: list[str] = []
+    with browser.new_context(viewport={"width": 390, "height": 844}) as context:
+        page = context.new_page()
+        for path in paths:
+            page.goto(address + path, wait_until="networkidle")
+            width = page.evaluate("document.documentElement.scrollWidth")
+            if width > PHONE["width"]:
+                wide.append(f"{path}: {width} px")
+            wide += [f"{path}: {cut} is cut off" for cut in page.evaluate(CUT_OFF)]
+    assert wide == []
+
+
+def test_navigation_is_instant(page: Page, address: str) -> None:
+    page.goto(address, wait_until="networkidle")
+    page.evaluate("window.loadedOnce = true")
+    page.locator(".md-tabs a", has_text="Reference").click()
+    page.wait_for_url("**/reference/")
+    page.locator(".md-nav--primary a", has_text="multi_head_attention").first.click()
+    page.wait_for_url("**/reference/multi_head_attention/")
+    page.locator("article h1", has_text="multi_head_attention").wait_for()
+    assert page.evaluate("window.loadedOnce") is True
+    assert page.locator("article .katex").count() > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ("softargmax", "reference/attention/"),
+        ("MultiHeadAttention", "reference/multi_head_attention/"),
+        ("causal mask", "reference/attention/"),
+    ],
+)
+def test_search_finds(page: Page, address: str, words: str, place: str) -> None:
+    page.goto(address, wait_until="networkidle")
+    page.locator(".md-search__input").click()
+    page.keyboard.type(words)
+    results = page.locator("a.md-search-result__link")
+    results.first.wait_for()
+    targets = [link.get_attribute("href") or "" for link in results.all()]
+    assert any(place in target for target in targets[:8]), targets
+
+
+def test_the_reader_can_switch_to_dark(page: Page, address: str) -> None:
+    page.emulate_media(color_scheme="light")
+    page.goto(address, wait_until="networkidle")
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.get_by_title("Switch to dark mode").click()
+    page.get_by_title("Switch to light mode").wait_for()
+    after = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert before != after
+    assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"

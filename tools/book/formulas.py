@@ -1,0 +1,166 @@
+r"""Turn TeX into finished HTML while the site is built.
+
+`pymdownx.arithmatex` marks the formulas of Markdown pages and docstrings, and this
+hook replaces each by what KaTeX makes of it, so that a page needs no script and
+never flashes raw TeX. A formula that KaTeX rejects is a warning, hence an error in a
+strict build. So is TeX that no extension took for a formula.
+
+A display formula holding `\label{eq:name}` is numbered, within its chapter where the
+page's front matter says `chapter: 3`; `$\eqref{eq:name}$` links to it from any page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import quickjs
+from mkdocs.plugins import event_priority, get_plugin_logger
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+from mkdocs.structure.toc import AnchorLink
+from mkdocs.utils import get_relative_url
+
+KATEX = Path(__file__).parents[1] / "vendor/katex/katex.min.js"
+MACROS = {
+    r"\R": r"\mathbb{R}",
+    r"\softargmax": r"\operatorname{softargmax}",
+    r"\attention": r"\operatorname{attention}",
+}
+
+FORMULA = re.compile(
+    r'<(?P<tag>span|div) class="arithmatex">\s*\\[(\[]'
+    r"(?P<tex>.*?)"
+    r"\\[)\]]\s*</(?P=tag)>",
+    re.S,
+)
+IN_TITLE = re.compile(r"\\\((.*?)\\\)", re.S)
+LABEL = re.compile(r"\\label\{([^}]+)\}")
+REFERENCE = re.compile(r"\\eqref\{([^}]+)\}")
+VERBATIM = re.compile(r"<(pre|code|script|style)\b.*?</\1>", re.S)
+STRAY_TEX = re.compile(r"\$\$|\\\(|\\\[|\\begin\{|\$\\[a-z]+")
+SOURCE_LISTING = '<details class="mkdocstrings-source"'
+
+log = get_plugin_logger("formulas")
+
+
+class KaTeX:
+    """KaTeX in an embedded JavaScript engine; equal formulas are rendered once."""
+
+    def __init__(self) -> None:
+        self.engine = quickjs.Context()
+        self.engine.eval(KATEX.read_text("utf-8"))
+        # As JSON, because the engine cannot hand over a string built by pieces.
+        self.engine.eval(
+            "const render = (tex, displayMode) => JSON.stringify(katex.renderToString("
+            "tex, {displayMode, throwOnError: true, strict: 'error', "
+            f"macros: {json.dumps(MACROS)}}}))"
+        )
+        self.render = self.engine.eval("render")
+        self.done: dict[tuple[str, bool], str] = {}
+
+    def __call__(self, tex: str, *, display: bool, where: str) -> str:
+        """Give a formula's HTML; warn, and show the TeX, if it has a mistake."""
+        if (tex, display) not in self.done:
+            try:
+                made = json.loads(self.render(tex, display))
+            except quickjs.JSException as error:
+                log.warning("%s: %s", where, str(error).splitlines()[0])
+                return f"<code>{html.escape(tex)}</code>"
+            # Search would otherwise find every formula twice: as glyphs, as MathML.
+            self.done[tex, display] = made.replace(
+                'class="katex-mathml"',
+                'class="katex-mathml" data-search-exclude="1"',
+                1,
+            )
+        return self.done[tex, display]
+
+
+katex = KaTeX()
+Places = dict[str, tuple[str, str]]
+
+
+@event_priority(-50)
+def on_env(env: Any, *, config: Any, files: Files) -> None:
+    """Number the labelled formulas of all pages, then render every formula.
+
+    This is the first moment at which all pages' HTML exists, docstrings included.
+    """
+    pages = [file.page for file in files.documentation_pages() if file.page]
+    places = number(pages)
+    for page in pages:
+        content = page.content or ""
+        warn_of_stray_tex(page, content)
+        content = FORMULA.sub(lambda m, page=page: formula(m, page, places), content)
+        # A search for a word should lead to the text, not to every listing of code.
+        page.content = content.replace(
+            SOURCE_LISTING, SOURCE_LISTING + ' data-search-exclude="1"'
+        )
+        render_titles(page.toc, page)
+
+
+def number(pages: Iterable[Page]) -> Places:
+    """Give each label its page's address and its number."""
+    places: Places = {}
+    for page in pages:
+        chapter = page.meta.get("chapter")
+        prefix = f"{chapter}." if chapter else ""
+        count = 0
+        for match in FORMULA.finditer(page.content or ""):
+            for label in LABEL.findall(match["tex"]):
+                count += 1
+                if label in places:
+                    log.warning("%s: label %s is used twice", where(page), label)
+                places[label] = page.url, f"{prefix}{count}"
+    return places
+
+
+def formula(match: re.Match[str], page: Page, places: Places) -> str:
+    """Give one formula's finished HTML."""
+    tag, tex = match["tag"], html.unescape(match["tex"]).strip()
+    if reference := REFERENCE.fullmatch(tex):
+        return link(reference[1], page, places)
+    anchor = ""
+    if label := LABEL.search(tex):
+        anchor = f' id="{html.escape(label[1])}"'
+        tex = LABEL.sub(lambda m: rf"\tag{{{places[m[1]][1]}}}", tex)
+    body = katex(tex, display=tag == "div", where=where(page))
+    return f'<{tag} class="formula"{anchor}>{body}</{tag}>'
+
+
+def link(label: str, page: Page, places: Places) -> str:
+    """Give a link to a numbered formula."""
+    if label not in places:
+        log.warning("%s: no formula is labelled %s", where(page), label)
+        return "(?)"
+    url, given = places[label]
+    target = "" if url == page.url else get_relative_url(url, page.url)
+    return f'<a href="{target}#{html.escape(label)}">({given})</a>'
+
+
+def warn_of_stray_tex(page: Page, content: str) -> None:
+    """Warn of TeX outside formulas and code, which a reader would see raw."""
+    shown = VERBATIM.sub("", FORMULA.sub("", content))
+    if stray := STRAY_TEX.search(shown):
+        near = shown[stray.start() : stray.start() + 40]
+        hint = "is a blank line missing before $$, or an r before a docstring?"
+        log.warning("%s: TeX left as it is near %r (%s)", where(page), near, hint)
+
+
+def render_titles(links: Iterable[AnchorLink], page: Page) -> None:
+    """Render the formulas of headings in the table of contents too."""
+    for item in links:
+        item.title = IN_TITLE.sub(
+            lambda m: katex(html.unescape(m[1]), display=False, where=where(page)),
+            item.title,
+        )
+        render_titles(item.children, page)
+
+
+def where(page: Page) -> str:
+    """Name a page in messages by its file."""
+    return page.file.src_uri
