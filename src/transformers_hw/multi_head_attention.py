@@ -202,7 +202,13 @@ class MultiHeadAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw weights by Glorot's rule and set biases to zero."""
-        for projection in self.children():
+        projections = (
+            self.query_proj,
+            self.key_proj,
+            self.value_proj,
+            self.output_proj,
+        )
+        for projection in projections:
             nn.init.xavier_uniform_(projection.weight)
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)

@@ -40,7 +40,7 @@ class PositionalEncoding(nn.Module):
         check_sizes(dim=dim)
         check_choice("combine", combine, ("add", "concatenate"))
         self.dim = dim
-        self.combine = combine
+        self.combine: Combination = combine
 
     def codes(
         self, length: int, *, start: int = 0, device: Device = None

@@ -25,7 +25,7 @@ QUIET = [
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Keep quiet."""
 
 

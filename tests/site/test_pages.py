@@ -1,15 +1,15 @@
 """Every page of the site, in a real browser."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, ViewportSize
 
 AXE = Path(__file__).parents[2] / "tools/vendor/axe-core/axe.min.js"
 STANDARDS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-DESKTOP = {"width": 1280, "height": 900}
-PHONE = {"width": 390, "height": 844}
+DESKTOP: ViewportSize = {"width": 1280, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 
 RAW_TEX = r"""() => {
     const text = document.querySelector("article").cloneNode(true);
@@ -27,6 +27,12 @@ CUT_OFF = """() => [...document.querySelectorAll("article :is(.base, pre, table,
     }).map(part => part.textContent.slice(0, 60))"""
 
 
+def visit(page: Page, url: str) -> None:
+    """Open a page and wait until it is laid out in its own typefaces."""
+    page.goto(url)
+    page.evaluate("document.fonts.ready.then(() => new Promise(requestAnimationFrame))")
+
+
 def test_pages_ask_no_other_host_and_log_nothing(
     page: Page, address: str, paths: list[str]
 ) -> None:
@@ -36,13 +42,14 @@ def test_pages_ask_no_other_host_and_log_nothing(
         if not url.startswith((address, "data:", "blob:")):
             found.append(f"asks {url}")
 
+    def note_response(status: int, url: str) -> None:
+        if status >= 400:
+            found.append(f"{status} {url}")
+
     page.on("request", lambda request: note_request(request.url))
+    page.on("response", lambda response: note_response(response.status, response.url))
     page.on("console", lambda line: found.append(f"{line.type}: {line.text}"))
     page.on("pageerror", lambda error: found.append(str(error)))
-    page.on(
-        "response",
-        lambda got: got.status >= 400 and found.append(f"{got.status} {got.url}"),
-    )
     for path in [*paths, "404.html"]:
         page.goto(address + path, wait_until="networkidle")
     assert len(paths) > 1
@@ -55,7 +62,7 @@ def test_formulas_are_set_and_no_tex_is_left(
     raw: list[tuple[str, str]] = []
     formulas = 0
     for path in paths:
-        page.goto(address + path)
+        visit(page, address + path)
         raw += [(path, tex) for tex in page.evaluate(RAW_TEX)]
         formulas += page.locator(".katex").count()
         assert page.locator(".katex-error").count() == 0
@@ -73,13 +80,13 @@ def test_pages_are_accessible(
     address: str,
     paths: list[str],
     scheme: Literal["light", "dark"],
-    size: Any,
+    size: ViewportSize,
 ) -> None:
     found: list[str] = []
     with browser.new_context(color_scheme=scheme, viewport=size) as context:
         page = context.new_page()
         for path in paths:
-            page.goto(address + path, wait_until="networkidle")
+            visit(page, address + path)
             page.evaluate(
                 "document.querySelectorAll('article details').forEach("
                 "box => { box.open = true; })"
@@ -100,10 +107,10 @@ def test_a_phone_need_not_scroll_sideways(
     browser: Browser, address: str, paths: list[str]
 ) -> None:
     wide: list[str] = []
-    with browser.new_context(viewport={"width": 390, "height": 844}) as context:
+    with browser.new_context(viewport=PHONE) as context:
         page = context.new_page()
         for path in paths:
-            page.goto(address + path, wait_until="networkidle")
+            visit(page, address + path)
             width = page.evaluate("document.documentElement.scrollWidth")
             if width > PHONE["width"]:
                 wide.append(f"{path}: {width} px")

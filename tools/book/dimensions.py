@@ -7,6 +7,7 @@ Griffe takes a string inside an annotation for a forward reference, and would pr
 from __future__ import annotations
 
 import ast
+import dataclasses
 from typing import Any
 
 import griffe
@@ -50,11 +51,12 @@ def as_written(node: ast.expr, owner: griffe.Object) -> griffe.Expr | str | None
 
 def double_quotes(expression: griffe.Expr) -> None:
     """Quote strings as the source does; Griffe quotes them as `repr` does."""
-    for field, value in vars(expression).items():
+    for field in dataclasses.fields(expression):
+        value = getattr(expression, field.name)
         if isinstance(value, griffe.Expr):
             double_quotes(value)
         elif isinstance(value, list):
-            setattr(expression, field, [requoted(one) for one in value])
+            setattr(expression, field.name, [requoted(one) for one in value])
 
 
 def requoted(value: griffe.Expr | str) -> griffe.Expr | str:

@@ -35,7 +35,7 @@ MACROS = {
 FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\s*\\[(\[]'
     r"(?P<tex>.*?)"
-    r"\\[)\]]\s*</(?P=tag)>",
+    r"\\[)\]]\s*</(?P=tag)>(?P<after>[.,;:!?)]*)",
     re.S,
 )
 IN_TITLE = re.compile(r"\\\((.*?)\\\)", re.S)
@@ -121,15 +121,20 @@ def number(pages: Iterable[Page]) -> Places:
 
 def formula(match: re.Match[str], page: Page, places: Places) -> str:
     """Give one formula's finished HTML."""
-    tag, tex = match["tag"], html.unescape(match["tex"]).strip()
+    tag, after = match["tag"], match["after"]
+    tex = html.unescape(match["tex"]).strip()
     if reference := REFERENCE.fullmatch(tex):
-        return link(reference[1], page, places)
+        return link(reference[1], page, places) + after
     anchor = ""
     if label := LABEL.search(tex):
         anchor = f' id="{html.escape(label[1])}"'
         tex = LABEL.sub(lambda m: rf"\tag{{{places[m[1]][1]}}}", tex)
     body = katex(tex, display=tag == "div", where=where(page))
-    return f'<{tag} class="formula"{anchor}>{body}</{tag}>'
+    made = f'<{tag} class="formula"{anchor}>{body}</{tag}>{after}'
+    # No line may begin with the comma after a formula that cannot be broken.
+    if after and body.count('class="base"') == 1:
+        return f'<span class="together">{made}</span>'
+    return made
 
 
 def link(label: str, page: Page, places: Places) -> str:

@@ -210,7 +210,8 @@ class Transformer(nn.Module):
         for _ in range(max_length):
             logits = self.decode(tokens[:, -1:], memory, source, cache=cache)[:, 0]
             gain = logits.float().log_softmax(dim=-1)
-            # A finished translation goes on with padding, at no cost.
+            # Only a finished translation goes on with padding, and at no cost.
+            gain[:, self.padding_token] = -math.inf
             gain[done] = -math.inf
             gain[done, self.padding_token] = 0.0
             total = rearrange(score, "b beam -> (b beam) 1") + gain

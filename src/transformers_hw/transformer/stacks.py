@@ -186,5 +186,10 @@ def _final_norm(dim: int, wanted: bool | None, options: LayerOptions) -> nn.Modu
         wanted = options.get("norm", "pre") == "pre"
     if not wanted:
         return nn.Identity()
-    names = ("eps", "bias", "device", "dtype")
-    return LayerNorm(dim, **{name: options[name] for name in names if name in options})
+    return LayerNorm(
+        dim,
+        eps=options.get("eps", 1e-5),
+        bias=options.get("bias", True),
+        device=options.get("device"),
+        dtype=options.get("dtype"),
+    )

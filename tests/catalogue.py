@@ -1,0 +1,391 @@
+"""Every module of the book, with inputs to try it on: what the cross-cutting tests share.
+
+The sizes of all axes are distinct primes wherever the module allows it, so that a
+module that confuses two axes fails. An input is described by its axes: a name
+stands for a size that may vary, a number for one that the module fixes.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from pkgutil import walk_packages
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import transformers_hw
+from transformers_hw.multi_head_attention import MultiHeadAttention
+from transformers_hw.positional_encoding import (
+    LearnedPositions,
+    LearnedPositions2D,
+    OneHotPositions,
+    PositionalEncoding,
+    RelativePositionBias,
+    SinusoidalPositions,
+    SinusoidalPositions2D,
+)
+from transformers_hw.transformer import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    FeedForward,
+    LayerNorm,
+    Transformer,
+)
+
+SIZES = {"b": 3, "n": 5, "k": 7, "rows": 5, "columns": 7}
+OTHER_SIZES = ({"b": 5, "n": 7, "k": 11, "rows": 7, "columns": 11},)
+OTHER_SIZES += ({"b": 7, "n": 3, "k": 2, "rows": 3, "columns": 2},)
+# 22 is 2 heads times 11, the least width that is even and shares no size.
+DIM, HEADS, HIDDEN, VOCABULARY = 22, 2, 13, 17
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor argument: numbers, token ids below a bound, or a mask."""
+
+    axes: str
+    kind: Literal["float", "ids", "mask"] = "float"
+    below: int = 0
+
+    def shape(self, sizes: dict[str, int]) -> list[int]:
+        return [sizes[x] if x in sizes else int(x) for x in self.axes.split()]
+
+    def make(self, sizes: dict[str, int], dtype: torch.dtype) -> Tensor:
+        shape = self.shape(sizes)
+        if self.kind == "ids":
+            return torch.randint(1, self.below, shape)
+        if self.kind == "mask":
+            mask = torch.rand(shape) > 0.4
+            # Each row sees something; what blind rows give has tests of its own.
+            mask[..., 0] = True
+            return mask
+        return torch.randn(shape, dtype=dtype)
+
+
+def _plainly(module: nn.Module, **inputs: Any) -> Any:
+    return module(**inputs)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A module and how to call it.
+
+    Attributes:
+        name: The class, and the variant if there are several.
+        build: Makes the module; takes `device` and `dtype` if it has parameters.
+        inputs: The tensors of a call.
+        output: The axes of the (first) output.
+        call: Calls the module with the inputs.
+        dropout: Whether `build` takes `dropout`.
+        placed: Whether `build` takes `device` and `dtype`.
+        fixed: Named axes whose sizes a compiled graph fixes.
+        length: Named axes that have just this size.
+        equivariant: An axis whose reordering reorders the output alike.
+        invariant: An axis whose reordering changes nothing.
+        causal: The input and axis whose later places earlier outputs ignore.
+    """
+
+    name: str
+    build: Callable[..., nn.Module]
+    inputs: dict[str, Input]
+    output: str
+    call: Callable[..., Any] = _plainly
+    dropout: bool = False
+    placed: bool = True
+    fixed: frozenset[str] = frozenset()
+    sizes: dict[str, int] = field(default_factory=dict)
+    equivariant: str | None = None
+    invariant: str | None = None
+    causal: tuple[str, str] | None = None
+
+    def make(self, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
+        """Build the module with parameters that are all different from one another."""
+        torch.manual_seed(1)
+        if self.placed:
+            options = {"dtype": dtype, **options}
+        module = self.build(**options)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if not parameter.is_meta:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        return module
+
+    def example(
+        self, sizes: dict[str, int] | None = None, dtype: torch.dtype = torch.float64
+    ) -> dict[str, Tensor]:
+        torch.manual_seed(2)
+        chosen = {**(SIZES if sizes is None else sizes), **self.sizes}
+        return {name: x.make(chosen, dtype) for name, x in self.inputs.items()}
+
+    def floats(self) -> list[str]:
+        return [name for name, x in self.inputs.items() if x.kind == "float"]
+
+    def axis(self, axes: str, name: str) -> int | None:
+        return axes.split().index(name) if name in axes.split() else None
+
+
+def tensors(output: object) -> list[Tensor]:
+    """Give the tensors of an output, however it is nested."""
+    return [x for x in torch.utils._pytree.tree_leaves(output) if isinstance(x, Tensor)]
+
+
+def _with(**options: Any) -> Callable[..., Any]:
+    return partial(_plainly, **options)
+
+
+def _for_lengths(module: nn.Module, query: Tensor, key: Tensor) -> Tensor:
+    return module(query.shape[1], key.shape[1])
+
+
+def _positions() -> Iterator[Entry]:
+    tokens = {"x": Input(f"b n {DIM}")}
+    joined = f"b n {DIM}"
+    yield Entry(
+        "OneHotPositions",
+        partial(OneHotPositions, 13),
+        tokens,
+        f"b n {DIM + 13}",
+        placed=False,
+    )
+    yield Entry(
+        "SinusoidalPositions",
+        partial(SinusoidalPositions, DIM),
+        tokens,
+        joined,
+        placed=False,
+    )
+    yield Entry("LearnedPositions", partial(LearnedPositions, 13, DIM), tokens, joined)
+    yield Entry(
+        "LearnedPositions concatenated",
+        partial(LearnedPositions, 13, 11, combine="concatenate"),
+        tokens,
+        f"b n {DIM + 11}",
+    )
+    grid = {"x": Input("b rows columns 8")}
+    yield Entry(
+        "SinusoidalPositions2D",
+        partial(SinusoidalPositions2D, 8),
+        grid,
+        "b rows columns 8",
+        placed=False,
+    )
+    yield Entry(
+        "LearnedPositions2D",
+        partial(LearnedPositions2D, (5, 7), 8),
+        grid,
+        "b rows columns 8",
+        sizes={"rows": 5, "columns": 7},
+    )
+    yield Entry(
+        "LearnedPositions2D resampled",
+        partial(LearnedPositions2D, (2, 3), 8),
+        grid,
+        "b rows columns 8",
+    )
+    yield Entry(
+        "RelativePositionBias",
+        partial(RelativePositionBias, HEADS, 3),
+        {"query": Input("b n 11"), "key": Input("b k 11")},
+        f"{HEADS} n k",
+        call=_for_lengths,
+    )
+
+
+def _attentions() -> Iterator[Entry]:
+    built = partial(MultiHeadAttention, DIM, HEADS)
+    own = {"query": Input(f"b n {DIM}")}
+    output = f"b n {DIM}"
+    yield Entry("MultiHeadAttention", built, own, output, dropout=True, equivariant="n")
+    yield Entry(
+        "MultiHeadAttention causal",
+        built,
+        own,
+        output,
+        call=_with(causal=True),
+        dropout=True,
+        causal=("query", "n"),
+    )
+    yield Entry(
+        "MultiHeadAttention causal, weights",
+        built,
+        own,
+        output,
+        call=_with(causal=True, return_weights=True),
+        dropout=True,
+        causal=("query", "n"),
+    )
+    yield Entry(
+        "MultiHeadAttention hard",
+        partial(built, scale=math.inf),
+        own,
+        output,
+        equivariant="n",
+    )
+    yield Entry(
+        "MultiHeadAttention cross",
+        partial(
+            MultiHeadAttention,
+            11,
+            HEADS,
+            context_dim=13,
+            values_dim=17,
+            head_dim=19,
+            value_head_dim=23,
+            output_dim=29,
+        ),
+        {
+            "query": Input("b n 11"),
+            "context": Input("b k 13"),
+            "values": Input("b k 17"),
+        },
+        "b n 29",
+        call=_with(return_weights=True),
+        dropout=True,
+        equivariant="n",
+        invariant="k",
+    )
+    yield Entry(
+        "MultiHeadAttention masked",
+        partial(built, bias=("query", "value"), context_dim=13),
+        {
+            "query": Input(f"b n {DIM}"),
+            "context": Input("b k 13"),
+            "mask": Input(f"b {HEADS} n k", "mask"),
+            "padding_mask": Input("b k", "mask"),
+            "bias": Input(f"{HEADS} n k"),
+        },
+        output,
+        dropout=True,
+        equivariant="n",
+        invariant="k",
+    )
+
+
+def _transformers() -> Iterator[Entry]:
+    tokens = {"x": Input(f"b n {DIM}")}
+    output = f"b n {DIM}"
+    yield Entry("LayerNorm", partial(LayerNorm, DIM), tokens, output, equivariant="n")
+    yield Entry(
+        "FeedForward",
+        partial(FeedForward, DIM, HIDDEN, activation="gelu"),
+        tokens,
+        output,
+        dropout=True,
+        equivariant="n",
+    )
+    masked = {
+        **tokens,
+        "mask": Input("n n", "mask"),
+        "padding_mask": Input("b n", "mask"),
+        "bias": Input(f"{HEADS} n n"),
+    }
+    for norm in ("pre", "post"):
+        layer = partial(
+            EncoderLayer, DIM, HEADS, HIDDEN, norm=norm, activation="gelu_tanh"
+        )
+        yield Entry(
+            f"EncoderLayer {norm}",
+            layer,
+            tokens,
+            output,
+            dropout=True,
+            equivariant="n",
+        )
+        decoder = partial(DecoderLayer, DIM, HEADS, HIDDEN, norm=norm, bias=False)
+        both = {**tokens, "memory": Input(f"b k {DIM}")}
+        yield Entry(
+            f"DecoderLayer {norm}",
+            decoder,
+            both,
+            output,
+            dropout=True,
+            invariant="k",
+            causal=("x", "n"),
+        )
+    stack = partial(Encoder, DIM, HEADS, HIDDEN, 2)
+    yield Entry("Encoder", stack, tokens, output, dropout=True, equivariant="n")
+    yield Entry("Encoder masked", stack, masked, output, dropout=True)
+    yield Entry(
+        "Encoder causal",
+        partial(stack, norm="post", final_norm=True),
+        tokens,
+        output,
+        call=_with(causal=True),
+        dropout=True,
+        causal=("x", "n"),
+    )
+    stack = partial(Decoder, DIM, HEADS, HIDDEN, 2)
+    yield Entry(
+        "Decoder", stack, both, output, dropout=True, invariant="k", causal=("x", "n")
+    )
+    yield Entry(
+        "Decoder masked",
+        stack,
+        {
+            **both,
+            "mask": Input(f"b {HEADS} n n", "mask"),
+            "padding_mask": Input("b n", "mask"),
+            "memory_mask": Input("n k", "mask"),
+            "memory_padding_mask": Input("b k", "mask"),
+        },
+        output,
+        dropout=True,
+        invariant="k",
+        causal=("x", "n"),
+    )
+    sizes = {"dim": DIM, "heads": HEADS, "hidden_dim": HIDDEN, "depth": 2}
+    ids = {
+        "source": Input("b k", "ids", VOCABULARY),
+        "target": Input("b n", "ids", VOCABULARY),
+    }
+    translated = Entry(
+        "Transformer",
+        partial(Transformer, VOCABULARY, **sizes),
+        ids,
+        f"b n {VOCABULARY}",
+        dropout=True,
+        causal=("target", "n"),
+    )
+    yield translated
+    yield replace(
+        translated,
+        name="Transformer untied",
+        build=partial(
+            Transformer,
+            VOCABULARY,
+            **sizes,
+            source_vocabulary=19,
+            tied=False,
+            norm="post",
+        ),
+    )
+
+
+CATALOGUE = [*_positions(), *_attentions(), *_transformers()]
+NAMES = [entry.name for entry in CATALOGUE]
+
+# Their subclasses say what they leave open.
+ABSTRACT = {PositionalEncoding}
+
+
+def public_modules() -> set[type[nn.Module]]:
+    """Give every public module class that the book defines."""
+    found: set[type[nn.Module]] = set()
+    for info in walk_packages(transformers_hw.__path__, "transformers_hw."):
+        if info.name.startswith("transformers_hw.lab"):
+            continue
+        for name, value in vars(import_module(info.name)).items():
+            if (
+                inspect.isclass(value)
+                and issubclass(value, nn.Module)
+                and value.__module__ == info.name
+                and not name.startswith("_")
+            ):
+                found.add(value)
+    return found - ABSTRACT
