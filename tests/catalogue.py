@@ -1,4 +1,4 @@
-"""Every module of the book, with inputs to try it on: what the cross-cutting tests share.
+"""Every module of the book, with inputs to try it on, for the tests that ask all.
 
 The sizes of all axes are distinct primes wherever the module allows it, so that a
 module that confuses two axes fails. An input is described by its axes: a name
@@ -15,6 +15,7 @@ from pkgutil import walk_packages
 from typing import Any, Literal
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 import transformers_hw
@@ -28,6 +29,16 @@ from transformers_hw.positional_encoding import (
     SinusoidalPositions,
     SinusoidalPositions2D,
 )
+from transformers_hw.self_attention import (
+    FixedLengthOneHotPositions,
+    SelfAttention,
+    ZeroPaddedSelfAttention,
+    convolution_attention,
+    identity_attention,
+    permutation_attention,
+    pointwise_linear_attention,
+)
+from transformers_hw.seq2seq import GRU, RNN, Alignment, Seq2Seq
 from transformers_hw.transformer import (
     Decoder,
     DecoderLayer,
@@ -36,6 +47,11 @@ from transformers_hw.transformer import (
     FeedForward,
     LayerNorm,
     Transformer,
+)
+from transformers_hw.vision_transformer import (
+    LearnedAxes2D,
+    PatchEmbedding,
+    VisionTransformer,
 )
 
 SIZES = {"b": 3, "n": 5, "k": 7, "rows": 5, "columns": 7}
@@ -85,10 +101,11 @@ class Entry:
         dropout: Whether `build` takes `dropout`.
         placed: Whether `build` takes `device` and `dtype`.
         fixed: Named axes whose sizes a compiled graph fixes.
-        length: Named axes that have just this size.
+        sizes: Named axes that have just this size.
         equivariant: An axis whose reordering reorders the output alike.
         invariant: An axis whose reordering changes nothing.
         causal: The input and axis whose later places earlier outputs ignore.
+        padded: An input, and the mask that says which of its tokens are real.
     """
 
     name: str
@@ -103,6 +120,7 @@ class Entry:
     equivariant: str | None = None
     invariant: str | None = None
     causal: tuple[str, str] | None = None
+    padded: tuple[str, str] | None = None
 
     def make(self, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
         """Build the module with parameters that are all different from one another."""
@@ -264,6 +282,7 @@ def _attentions() -> Iterator[Entry]:
         dropout=True,
         equivariant="n",
         invariant="k",
+        padded=("context", "padding_mask"),
     )
 
 
@@ -310,7 +329,14 @@ def _transformers() -> Iterator[Entry]:
         )
     stack = partial(Encoder, DIM, HEADS, HIDDEN, 2)
     yield Entry("Encoder", stack, tokens, output, dropout=True, equivariant="n")
-    yield Entry("Encoder masked", stack, masked, output, dropout=True)
+    yield Entry(
+        "Encoder masked",
+        stack,
+        masked,
+        output,
+        dropout=True,
+        padded=("x", "padding_mask"),
+    )
     yield Entry(
         "Encoder causal",
         partial(stack, norm="post", final_norm=True),
@@ -338,6 +364,7 @@ def _transformers() -> Iterator[Entry]:
         dropout=True,
         invariant="k",
         causal=("x", "n"),
+        padded=("memory", "memory_padding_mask"),
     )
     sizes = {"dim": DIM, "heads": HEADS, "hidden_dim": HIDDEN, "depth": 2}
     ids = {
@@ -367,7 +394,186 @@ def _transformers() -> Iterator[Entry]:
     )
 
 
-CATALOGUE = [*_positions(), *_attentions(), *_transformers()]
+def _self_attentions() -> Iterator[Entry]:
+    tokens = {"x": Input(f"b n {DIM}")}
+    output = f"b n {DIM}"
+    built = partial(SelfAttention, DIM, HEADS)
+    yield Entry("SelfAttention", built, tokens, output, dropout=True, equivariant="n")
+    yield Entry(
+        "SelfAttention with positions",
+        lambda **options: built(positions=OneHotPositions(13), **options),
+        {**tokens, "padding_mask": Input("b n", "mask")},
+        output,
+        call=_with(causal=True, return_weights=True),
+        dropout=True,
+        causal=("x", "n"),
+        padded=("x", "padding_mask"),
+    )
+    yield Entry(
+        "FixedLengthOneHotPositions",
+        partial(FixedLengthOneHotPositions, 5),
+        tokens,
+        f"b n {DIM + 5}",
+        placed=False,
+        sizes={"n": 5},
+    )
+    yield Entry(
+        "ZeroPaddedSelfAttention",
+        lambda **options: ZeroPaddedSelfAttention(built(**options), before=2, after=3),
+        tokens,
+        output,
+        dropout=True,
+        equivariant="n",
+    )
+    yield Entry(
+        "identity_attention", partial(identity_attention, 13, DIM), tokens, output
+    )
+    yield Entry(
+        "permutation_attention",
+        partial(permutation_attention, [3, 0, 4, 1, 2], DIM, sharpness=3.0),
+        tokens,
+        output,
+        sizes={"n": 5},
+    )
+
+    def kernel(shape: tuple[int, ...], place: dict[str, Any]) -> Tensor:
+        return torch.arange(math.prod(shape), **place).view(shape).cos()
+
+    yield Entry(
+        "pointwise_linear_attention",
+        lambda **place: pointwise_linear_attention(
+            kernel((17, DIM), place), kernel((17,), place), length=13
+        ),
+        tokens,
+        "b n 17",
+    )
+    yield Entry(
+        "convolution_attention",
+        lambda **place: convolution_attention(
+            kernel((17, DIM, 3), place), kernel((17,), place), length=13
+        ),
+        tokens,
+        "b n 17",
+    )
+
+
+def _recurrences() -> Iterator[Entry]:
+    # Their loops over the steps are unrolled: a graph is for one length.
+    steps = frozenset({"n", "k"})
+    for kind in (RNN, GRU):
+        yield Entry(
+            kind.__name__,
+            partial(kind, 11, 13),
+            {"x": Input("b n 11"), "state": Input("b 13")},
+            "b n 13",
+            fixed=steps,
+            causal=("x", "n"),
+        )
+    yield Entry(
+        "GRU padded",
+        partial(GRU, 11, 13),
+        {"x": Input("b n 11"), "padding_mask": Input("b n", "mask")},
+        "b n 13",
+        fixed=steps,
+        causal=("x", "n"),
+        padded=("x", "padding_mask"),
+    )
+    for score in ("dot", "bilinear", "additive"):
+        width = 13 if score == "dot" else 11
+        yield Entry(
+            f"Alignment {score}",
+            partial(Alignment, 13, width, score=score),
+            {
+                "query": Input("b n 13"),
+                "memory": Input(f"b k {width}"),
+                "mask": Input("b n k", "mask"),
+            },
+            f"b n {width}",
+            equivariant="n",
+            invariant="k",
+        )
+    for attention in (None, "additive"):
+        yield Entry(
+            f"Seq2Seq {attention}",
+            partial(
+                Seq2Seq,
+                VOCABULARY,
+                dim=11,
+                hidden_dim=13,
+                cell="rnn" if attention is None else "gru",
+                attention=attention,
+            ),
+            {
+                "source": Input("b k", "ids", VOCABULARY),
+                "target_inputs": Input("b n", "ids", VOCABULARY),
+            },
+            f"b n {VOCABULARY}",
+            fixed=steps,
+            causal=("target_inputs", "n"),
+        )
+
+
+def _pictures(module: nn.Module, pictures: Tensor) -> Tensor:
+    """Call with pictures given patch by patch: rows of 2 pixels, columns of 3."""
+    pixels = rearrange(pictures, "b c rows i columns j -> b c (rows i) (columns j)")
+    return module(pixels)
+
+
+def _vision() -> Iterator[Entry]:
+    pictures = {"pictures": Input("b 11 rows 2 columns 3")}
+    yield Entry(
+        "PatchEmbedding",
+        partial(PatchEmbedding, (2, 3), 11, 13),
+        pictures,
+        "b rows columns 13",
+        call=_pictures,
+    )
+    yield Entry(
+        "LearnedAxes2D",
+        partial(LearnedAxes2D, (2, 3), 8),
+        {"x": Input("b rows columns 8")},
+        "b rows columns 8",
+    )
+    sizes = {"classes": 17, "dim": DIM, "heads": HEADS, "hidden_dim": 13, "depth": 2}
+    built = partial(VisionTransformer, (10, 21), (2, 3), channels=11, **sizes)
+    yield Entry(
+        "VisionTransformer",
+        built,
+        pictures,
+        "b 17",
+        call=_pictures,
+        dropout=True,
+        sizes={"rows": 5, "columns": 7},
+    )
+    for positions in ("learned_axes", "none"):
+        yield Entry(
+            f"VisionTransformer mean, {positions}",
+            partial(built, pool="mean", positions=positions),
+            pictures,
+            "b 17",
+            call=_pictures,
+            dropout=True,
+            sizes={} if positions == "none" else {"rows": 5, "columns": 7},
+            invariant="rows" if positions == "none" else None,
+        )
+    yield Entry(
+        "VisionTransformer resampled",
+        partial(VisionTransformer, (4, 9), (2, 3), channels=11, **sizes),
+        pictures,
+        "b 17",
+        call=_pictures,
+        dropout=True,
+    )
+
+
+CATALOGUE = [
+    *_positions(),
+    *_attentions(),
+    *_self_attentions(),
+    *_recurrences(),
+    *_transformers(),
+    *_vision(),
+]
 NAMES = [entry.name for entry in CATALOGUE]
 
 # Their subclasses say what they leave open.

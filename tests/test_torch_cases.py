@@ -24,6 +24,8 @@ from torch.func import functional_call
 
 from transformers_hw.attention import attention, softargmax
 from transformers_hw.multi_head_attention import MultiHeadAttention
+from transformers_hw.self_attention import convolution_attention
+from transformers_hw.seq2seq import GRU, RNN
 from transformers_hw.transformer import (
     Decoder,
     DecoderLayer,
@@ -746,3 +748,193 @@ def test_cross_entropy(run: Callable[..., Counter[str]], of: str) -> None:
         at_least=24 if of == "module" else 8,
     )
     assert reasons["weights of classes"] > 0
+
+
+# Recurrence
+
+
+def _of_recurrence(theirs: nn.Module, suffix: str = "") -> Weights:
+    """Take over the weights of a layer; a missing bias is zero."""
+    weights: Weights = {}
+    for kind in ("ih", "hh"):
+        weight = getattr(theirs, f"weight_{kind}{suffix}")
+        bias = getattr(theirs, f"bias_{kind}{suffix}", None)
+        weights[f"weight_{kind}"] = weight
+        weights[f"bias_{kind}"] = (
+            weight.new_zeros(len(weight)) if bias is None else bias
+        )
+    return weights
+
+
+def _compare_recurrence(case: Case) -> None:
+    theirs = case.theirs()
+    assert isinstance(theirs, nn.RNN | nn.GRU)
+    kind = GRU if isinstance(theirs, nn.GRU) else RNN
+    expected, last = theirs(*case.args)
+    batched = case.args[0].dim() == 3
+    order = "n d -> 1 n d"
+    if batched:
+        order = "b n d -> b n d" if theirs.batch_first else "n b d -> b n d"
+    x = rearrange(case.args[0], order)
+    starts = None
+    if len(case.args) > 1:
+        starts = rearrange(
+            case.args[1], "l b h -> l b h" if batched else "l h -> l 1 h"
+        )
+    ways = 2 if theirs.bidirectional else 1
+    ends = []
+    for depth in range(theirs.num_layers):
+        read = []
+        for way in range(ways):
+            weights = _of_recurrence(theirs, f"_l{depth}" + "_reverse" * way)
+            start = None if starts is None else starts[len(ends)]
+            layer = kind(x.shape[-1], theirs.hidden_size, dtype=torch.float64)
+            # To read backwards is to read the sequence turned round.
+            states, end = functional_call(
+                layer, weights, (x.flip(1) if way else x, start)
+            )
+            read.append(states.flip(1) if way else states)
+            ends.append(end)
+        x = torch.cat(read, dim=-1)
+    back = " -> ".join(reversed(order.split(" -> ")))
+    assert_same(case, rearrange(x, back), expected)
+    final = rearrange(ends, "l b h -> l b h" if batched else "l 1 h -> l h")
+    assert_same(case, final, last)
+
+
+def _left_out_of_recurrence(case: Case) -> str | None:
+    nonlinearity = getattr(case.module, "nonlinearity", "tanh")
+    return None if nonlinearity == "tanh" else f"activation {nonlinearity}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_least", "most_left_out"), [(nn.RNN, 16, 16), (nn.GRU, 16, 0)]
+)
+def test_recurrent_layers(
+    run: Callable[..., Counter[str]],
+    kind: type[nn.Module],
+    at_least: int,
+    most_left_out: int,
+) -> None:
+    reasons = run(
+        f"nn.{kind.__name__}",
+        module_cases(kind),
+        _compare_recurrence,
+        left_out=_left_out_of_recurrence,
+        at_least=at_least,
+    )
+    assert reasons.total() <= most_left_out
+
+
+@pytest.mark.parametrize(
+    ("kind", "ours", "at_least"), [(nn.RNNCell, RNN, 2), (nn.GRUCell, GRU, 2)]
+)
+def test_recurrent_cells(
+    run: Callable[..., Counter[str]],
+    kind: type[nn.Module],
+    ours: type[RNN] | type[GRU],
+    at_least: int,
+) -> None:
+    def compare(case: Case) -> None:
+        theirs = case.theirs()
+        x, state = case.args
+        layer = ours(x.shape[-1], state.shape[-1], dtype=torch.float64)
+        step = (rearrange(x, "d -> 1 1 d"), rearrange(state, "h -> 1 h"))
+        _, last = functional_call(layer, _of_recurrence(theirs), step)
+        assert_same(case, last[0], theirs(x, state))
+
+    reasons = run(
+        f"nn.{kind.__name__}",
+        module_cases(kind),
+        compare,
+        left_out=_left_out_of_recurrence,
+        at_least=at_least,
+    )
+    assert reasons.total() <= 1
+
+
+# Convolution
+
+
+def _numbers(x: int | tuple[int, ...] | list[int], axes: int) -> list[int]:
+    return [x] * axes if isinstance(x, int) else [*x] * (axes // len(x))
+
+
+def _full_kernel(weight: Tensor, groups: int) -> Tensor:
+    """Write a grouped kernel out: zeros where a group does not look."""
+    count, size = weight.shape[1], len(weight) // groups
+    rows = [
+        F.pad(part.movedim(1, -1), (i * count, (groups - 1 - i) * count)).movedim(-1, 1)
+        for i, part in enumerate(weight.split(size))
+    ]
+    return torch.cat(rows)
+
+
+def _convolve(case: Case, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve by attention, from the options of a call of theirs.
+
+    Attention gives every place of the picture an output; other paddings and strides
+    than theirs are a matter of what is put around it and of what is kept.
+    """
+    options = case.options
+    axes = weight.dim() - 2
+    x = case.args[0]
+    x = x if x.dim() == weight.dim() else rearrange(x, "... -> 1 ...")
+    dilation = _numbers(options.get("dilation", 1), axes)
+    stride = _numbers(options.get("stride", 1), axes)
+    span = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    padding = options.get("padding", 0)
+    if padding == "same":
+        around = [(s // 2, s - s // 2) for s in span]
+    else:
+        sizes = _numbers(0 if padding == "valid" else padding, axes)
+        around = [(p, p) for p in sizes]
+    x = F.pad(x, [p for pair in reversed(around) for p in pair])
+    y = _same_size(x, _full_kernel(weight, options.get("groups", 1)), bias, dilation)
+    kept = tuple(
+        slice(s // 2, n - (s - s // 2), step)
+        for s, n, step in zip(span, x.shape[2:], stride, strict=True)
+    )
+    y = y[(..., *kept)]
+    return y if case.args[0].dim() == weight.dim() else y[0]
+
+
+def _same_size(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dilation: list[int]
+) -> Tensor:
+    layer = convolution_attention(
+        weight, bias, length=x.shape[-1], dilation=dilation[0]
+    )
+    kernel = {
+        "inner.attention.output_proj.weight": rearrange(
+            weight, "out channel tap -> out (tap channel)"
+        )
+    }
+    if bias is not None:
+        kernel["inner.attention.output_proj.bias"] = bias
+    y, _ = functional_call(layer, kernel, (rearrange(x, "b c n -> b n c"),))
+    return rearrange(y, "b n out -> b out n")
+
+
+def test_convolution_modules(run: Callable[..., Counter[str]]) -> None:
+    def compare(case: Case) -> None:
+        theirs = case.theirs()
+        assert isinstance(theirs, nn.Conv1d)
+        names = ("stride", "padding", "dilation", "groups")
+        options = {name: getattr(theirs, name) for name in names}
+        expected = theirs(*case.args)
+        ours = _convolve(Case(case.args, options), theirs.weight, theirs.bias)
+        assert_same(case, ours, expected)
+
+    assert run("nn.Conv1d", module_cases(nn.Conv1d), compare, at_least=4).total() == 0
+
+
+def test_convolution_functions(run: Callable[..., Counter[str]]) -> None:
+    name = "nn.functional.conv1d"
+
+    def compare(case: Case) -> None:
+        _, weight, bias = case.args
+        expected = F.conv1d(*case.args, **case.options)
+        assert_same(case, _convolve(case, weight, bias), expected)
+
+    assert run(name, function_cases(name), compare, at_least=10).total() == 0

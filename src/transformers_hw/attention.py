@@ -87,7 +87,7 @@ def softargmax(
     """
     check_float("scores", scores, "...", "k")
     check_beta("beta", beta)
-    _check_mask_and_bias(mask, bias, scores.shape)
+    _check_mask_and_bias(mask, bias, scores.shape, least_axes=1)
     logits = scores.float() if scores.dtype in HALF_PRECISIONS else scores
     if beta == math.inf:
         if bias is not None:
@@ -153,6 +153,7 @@ def attention_weights(
                 [0.3333, 0.3333, 0.3333]])
     """
     _check_query_and_key(query, key)
+    _check_mask_and_bias(mask, bias, (*query.shape[:-1], key.shape[-2]), least_axes=2)
     beta = _beta(scale, width=query.shape[-1])
     if causal:
         mask = _causal_and(mask, query, key)
@@ -239,7 +240,7 @@ def attention(
     """
     _check_query_and_key(query, key)
     _check_value(value, key)
-    _check_mask_and_bias(mask, bias, (*query.shape[:-1], key.shape[-2]))
+    _check_mask_and_bias(mask, bias, (*query.shape[:-1], key.shape[-2]), least_axes=2)
     check_dropout(dropout)
     if return_weights or scale == math.inf:
         weights = attention_weights(
@@ -378,7 +379,11 @@ def _check_value(value: Tensor, key: Tensor) -> None:
 
 
 def _check_mask_and_bias(
-    mask: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]
+    mask: Tensor | None,
+    bias: Tensor | None,
+    shape: tuple[int, ...],
+    *,
+    least_axes: int,
 ) -> None:
     if mask is not None and getattr(mask, "dtype", None) != torch.bool:
         raise TypeError(
@@ -391,8 +396,9 @@ def _check_mask_and_bias(
         if x is None:
             continue
         aligned = zip(reversed(x.shape), reversed(shape), strict=False)
-        if x.dim() > len(shape) or any(a not in (1, b) for a, b in aligned):
+        fits = all(size in (1, wanted) for size, wanted in aligned)
+        if not fits or not least_axes <= x.dim() <= len(shape):
             raise ValueError(
-                f"{name} must broadcast to the scores' shape {tuple(shape)}, "
-                f"got {tuple(x.shape)}."
+                f"{name} must have at least {least_axes} axes and broadcast to the "
+                f"scores' shape {tuple(shape)}, got {tuple(x.shape)}."
             )

@@ -29,10 +29,8 @@ def capture_weights(
     [`MultiHeadAttention`][transformers_hw.multi_head_attention.MultiHeadAttention]
     of the model takes the textbook path, which forms the weights. The model returns
     what it always does, up to rounding; only where dropout is active are its draws
-    others. After the block, be it left by an error, nothing listens any more.
-
-    The block must run the model itself, not a compiled copy of it, which need not
-    heed what listens.
+    others. What is compiled runs uncompiled. After the block, be it left by an
+    error, nothing listens any more.
 
     Args:
         model: Any model that holds such a layer, or is one.
@@ -69,6 +67,9 @@ def capture_weights(
         )
     captured: dict[str, list[Tensor]] = {}
     with ExitStack() as hooks:
+        # Code compiled before does not heed hooks, and what the block would compile
+        # would go on doing so.
+        hooks.enter_context(torch.compiler.set_stance("force_eager"))
         for name, layer in layers.items():
             ask, keep = _ask_and_keep(name, captured)
             hooks.enter_context(layer.register_forward_pre_hook(ask, with_kwargs=True))
@@ -212,7 +213,7 @@ def position_similarity(
     here: then $S_{ij}$, drawn as a picture, has a cross through $(i, j)$.
 
     Args:
-        codes: The codes of a grid, such as `model.positions.codes()` of a
+        codes: The codes of a grid, such as `model.positions.codes(model.grid)` of a
             [`VisionTransformer`][transformers_hw.vision_transformer.VisionTransformer].
 
     Returns:

@@ -400,9 +400,9 @@ def convolution_attention(
     \delta_t = s t - \left\lfloor \frac{s (K - 1)}{2} \right\rfloor ,
     $$
 
-    with the softened tokens $\tilde x_j$. The kernel is not flipped, and an even one
-    reaches further to the right, as with PyTorch's `padding="same"`. One head would
-    not do: its taps are one matrix times weights that are not negative.
+    with the softened tokens $\tilde x_j$. The kernel is not flipped; a window of odd
+    span $s(K-1)$ reaches one further to the right, as PyTorch's `padding="same"`.
+    One head would not do: its taps are one matrix times nonnegative weights.
 
     Beyond the border there is no token to look at. In mode `"replicate"` a head
     looks at the nearest one, $\operatorname{clip}(i + \delta_t, 0, n-1)$, and all is

@@ -8,18 +8,15 @@ h_j = f(x_j, h_{j-1}), \qquad s_0 = h_n, \quad s_i = g(y_{i-1}, s_{i-1}),
 \qquad p(y_i \mid y_{<i}, x) = \operatorname{softmax}(R\, s_i + r).
 $$
 
-All that the decoder learns of the source must fit into the numbers of $h_n$: the
-bottleneck. Attention opens a second way. Every decoder state asks all encoder
-states, and the readout sees the answer too:
+All that the decoder learns of the source must fit into $h_n$: the bottleneck.
+Attention opens a second way. Every decoder state asks all encoder states, and the
+readout sees the answer too:
 
 $$
 a_i = \operatorname{softargmax}_j\big(\operatorname{score}(s_i, h_j)\big), \quad
 c_i = \sum_j a_{ij} h_j, \qquad
 p(y_i \mid y_{<i}, x) = \operatorname{softmax}(R\, [s_i; c_i] + r).
 $$
-
-The example throughout is the change of case: `<U> I am a student` asks for
-`I AM A STUDENT`, and `<L>` for lower case, character by character.
 """
 
 import math
@@ -58,21 +55,15 @@ class RNN(nn.Module):
 
     $$h_t = \tanh(W_{ih}\, x_t + b_{ih} + W_{hh}\, h_{t-1} + b_{hh})$$
 
-    The weights are the same at every step: $h \times d$ and $h \times h$, whatever
-    the length. They are laid out as in [`torch.nn.RNN`][torch.nn.RNN], whose
-    weights load once the suffix `_l0` is gone.
-
-    The inputs of all steps are projected in one product; only what needs the
-    previous state is a loop. `torch.compile` and `torch.export` unroll it: batches
-    may vary, but each length makes a graph of its own.
+    The weights, $h \times d$ and $h \times h$, are the same at every step, and laid
+    out as in [`torch.nn.RNN`][torch.nn.RNN]. One product projects the inputs of all
+    steps; what needs the previous state is a loop. `torch.compile` and
+    `torch.export` unroll it: batches may vary, but each length has its own graph.
 
     Args:
         input_dim: Width $d$ of the inputs.
         hidden_dim: Width $h$ of the state.
         **place: `device` and `dtype` of the parameters.
-
-    Raises:
-        ValueError: If a width is not positive.
 
     Examples:
         >>> states, last = RNN(3, 5)(torch.randn(2, 7, 3))
@@ -117,20 +108,13 @@ class RNN(nn.Module):
         *,
         padding_mask: Bool[Tensor, "b n"] | None = None,
     ) -> tuple[Float[Tensor, "b n h"], Float[Tensor, "b h"]]:
-        """Read a batch of sequences.
+        """Give the states after each step, and the state after the last real one.
 
         Args:
             x: The inputs.
             state: The state before the first step; zero by default.
             padding_mask: Where `True`, the step is a real one. The others leave
                 the state as it is; what stands there has no influence, even NaN.
-
-        Returns:
-            The states after each step, and the state after the last real one.
-
-        Raises:
-            TypeError: If an argument has the wrong type.
-            ValueError: If shapes do not fit, or there is no step.
         """
         check_float("x", x, "batch", "length", self.input_dim)
         check_sizes(length=x.shape[1])
@@ -216,7 +200,7 @@ class Alignment(nn.Module):
         **place: `device` and `dtype` of the parameters.
 
     Raises:
-        ValueError: If an argument is not valid, such as two widths for a dot product.
+        ValueError: If an argument is not valid, such as two widths for "dot".
 
     Examples:
         >>> query, memory = torch.randn(2, 3, 5), torch.randn(2, 7, 4)
@@ -225,11 +209,10 @@ class Alignment(nn.Module):
         (torch.Size([2, 3, 4]), torch.Size([2, 3, 7]))
 
     References:
-        Luong, Pham & Manning (2015), [Effective Approaches to Attention-based
-        Neural Machine Translation](https://arxiv.org/abs/1508.04025), section 3.1,
-        for "dot" and "general"; Bahdanau, Cho & Bengio (2015), [Neural Machine
-        Translation by Jointly Learning to Align and Translate
-        ](https://arxiv.org/abs/1409.0473), appendix A.1.2, for the additive score.
+        Luong, Pham & Manning (2015), [Effective Approaches to Attention-based NMT
+        ](https://arxiv.org/abs/1508.04025), section 3.1, "dot" and "general";
+        Bahdanau, Cho & Bengio (2015), [Neural Machine Translation by Jointly Learning
+        to Align and Translate](https://arxiv.org/abs/1409.0473), appendix A.1.2.
     """
 
     def __init__(
@@ -254,19 +237,12 @@ class Alignment(nn.Module):
         *,
         mask: Bool[Tensor, "#b #q #k"] | None = None,
     ) -> tuple[Float[Tensor, "b q e"], Float[Tensor, "b q k"] | None]:
-        """Average the memories, weighted by their scores.
+        """Average the memories, weighted by their scores; give the weights too.
 
         Args:
             query: States that ask.
             memory: States that answer.
             mask: Where `True`, that query may see that memory.
-
-        Returns:
-            The contexts and the weights.
-
-        Raises:
-            TypeError: If an argument has the wrong type.
-            ValueError: If shapes do not fit together.
         """
         check_float("query", query, "batch", "queries", self.query_dim)
         check_float("memory", memory, len(query), "keys", self.memory_dim)
@@ -285,10 +261,9 @@ class Alignment(nn.Module):
 class Seq2Seq(nn.Module):
     r"""Translate one sequence of tokens into another by recurrence.
 
-    The context $c_i$ goes to the readout, and not back into the recurrence; so with
-    teacher forcing all steps attend at once. (Bahdanau et al. ask with $s_{i-1}$
-    and feed $c_i$ to the recurrence; Luong et al. ask with $s_i$, as here, and put
-    a $\tanh$ layer before the readout.)
+    The context $c_i$ goes to the readout, not back into the recurrence; so with
+    teacher forcing all steps attend at once. (Bahdanau et al. ask with $s_{i-1}$ and
+    feed $c_i$ back; Luong et al. ask with $s_i$, then have a $\tanh$ layer.)
 
     Args:
         vocabulary: Number of tokens, of source and target alike.
@@ -297,8 +272,7 @@ class Seq2Seq(nn.Module):
         cell: `"gru"` or `"rnn"`, for encoder and decoder.
         attention: A score of [`Alignment`][transformers_hw.seq2seq.Alignment], or
             `None` for the bottleneck alone.
-        padding_token: The token that fills up sequences. In a source it has no
-            influence.
+        padding_token: Fills up sequences; in a source it has no influence.
         **place: `device` and `dtype` of the parameters.
 
     Raises:
@@ -315,8 +289,7 @@ class Seq2Seq(nn.Module):
 
     References:
         Sutskever, Vinyals & Le (2014), [Sequence to Sequence Learning with Neural
-        Networks](https://arxiv.org/abs/1409.3215), section 2; with attention,
-        Bahdanau, Cho & Bengio (2015), section 3.
+        Networks](https://arxiv.org/abs/1409.3215), section 2.
     """
 
     def __init__(
@@ -334,6 +307,7 @@ class Seq2Seq(nn.Module):
         check_sizes(vocabulary=vocabulary, dim=dim, hidden_dim=hidden_dim)
         check_choice("cell", cell, ("gru", "rnn"))
         check_choice("attention", attention, (None, *get_args(Score)))
+        _check_tokens("padding_token", torch.tensor(padding_token), vocabulary)
         self.vocabulary, self.padding_token = vocabulary, padding_token
         layer, seen = GRU if cell == "gru" else RNN, hidden_dim
         self.source_embedding = nn.Embedding(vocabulary, dim, **place)
@@ -361,9 +335,7 @@ class Seq2Seq(nn.Module):
         memory: Float[Tensor, "b k h"],
         source: Int[Tensor, "b k"],
     ) -> tuple[
-        Float[Tensor, "b q vocabulary"],
-        Float[Tensor, "b h"],
-        Float[Tensor, "b q k"] | None,
+        Float[Tensor, "b q v"], Float[Tensor, "b h"], Float[Tensor, "b q k"] | None
     ]:
         """Read target tokens, and score after each what might come next.
 
@@ -374,8 +346,7 @@ class Seq2Seq(nn.Module):
             source: The source tokens, which tell what is padding.
 
         Returns:
-            The logits, the state after the last token, and the alignment weights,
-            or `None` without attention.
+            The logits, the state after the last token, and the weights or `None`.
         """
         name, batch = "target_inputs", len(source)
         _check_tokens(name, target_inputs, self.vocabulary, batch, "length")
@@ -388,7 +359,7 @@ class Seq2Seq(nn.Module):
 
     def forward(
         self, source: Int[Tensor, "b k"], target_inputs: Int[Tensor, "b q"]
-    ) -> tuple[Float[Tensor, "b q vocabulary"], Float[Tensor, "b q k"] | None]:
+    ) -> tuple[Float[Tensor, "b q v"], Float[Tensor, "b q k"] | None]:
         """Predict each target token from the right ones before it: teacher forcing.
 
         Args:
@@ -396,7 +367,7 @@ class Seq2Seq(nn.Module):
             target_inputs: The target, moved right by a begin token.
 
         Returns:
-            The logits of every next token, and the alignment weights or `None`.
+            The logits of every next token, and the weights or `None`.
         """
         memory, last = self.encode(source)
         logits, _, weights = self.decode(target_inputs, last, memory, source)
@@ -415,10 +386,10 @@ class Seq2Seq(nn.Module):
             max_length: Most tokens to write, the end token included.
 
         Returns:
-            The tokens, padded after their ends, and the alignment weights, zero
-            after the ends, or `None` without attention.
+            The tokens, padded after the end, and the weights, zero there, or `None`.
         """
         check_sizes(max_length=max_length)
+        _check_tokens("begin and end", torch.tensor([begin, end]), self.vocabulary, 2)
         memory, state = self.encode(source)
         token = source.new_full((len(source), 1), begin)
         done = torch.zeros_like(token, dtype=torch.bool)
@@ -436,13 +407,7 @@ class Seq2Seq(nn.Module):
 
 
 class CaseBatch(NamedTuple):
-    """Sources and their answers, padded.
-
-    Attributes:
-        source: Prompt, characters, end.
-        target_inputs: What the decoder reads: begin, characters.
-        target: What it is to write: characters, end.
-    """
+    """Prompted texts, what the decoder reads, and what it is to write; all padded."""
 
     source: Int[Tensor, "b k"]
     target_inputs: Int[Tensor, "b q"]
@@ -450,11 +415,10 @@ class CaseBatch(NamedTuple):
 
 
 class ChangeOfCase:
-    """Ask for a text in upper or lower case, character by character.
+    """Ask for a text in upper case, `<U>`, or lower case, `<L>`.
 
-    The tokens are padding, begin, end, the prompts `<U>` and `<L>`, the space, and
-    the letters a–z and A–Z. Since the prompt comes first, token $i$ of the answer
-    belongs to token $i + 1$ of the source, and so do the end tokens.
+    Characters are tokens, after padding, begin, end and the two prompts. Since the
+    prompt comes first, token $i$ of the answer is made of token $i + 1$ of the source.
 
     Examples:
         >>> task = ChangeOfCase()
@@ -465,6 +429,7 @@ class ChangeOfCase:
         >>> seeded = torch.Generator().manual_seed(0)
         >>> source, *_ = task.sample(2, min_length=1, max_length=5, generator=seeded)
         >>> [task.decode(tokens) for tokens in source]
+        ['<U> Bu', '<L> Jergh']
     """
 
     pad, begin, end, upper, lower = range(5)
@@ -476,10 +441,7 @@ class ChangeOfCase:
 
     def answer(self, source: str) -> str:
         """Give the text that a source asks for, which begins with a prompt."""
-        if not source.startswith(self.prompts):
-            raise ValueError(
-                f"source must begin with '<U> ' or '<L> ', got {source!r}."
-            )
+        check_choice("prompt", source[:4], self.prompts)
         return source[4:].upper() if source[1] == "U" else source[4:].lower()
 
     def encode(self, text: str) -> Int[Tensor, " n"]:
@@ -499,11 +461,10 @@ class ChangeOfCase:
     def batch(self, sources: Sequence[str]) -> CaseBatch:
         """Encode sources and their answers for teacher forcing."""
         check_sizes(sources=len(sources))
+        questions = [self.encode(source) for source in sources]
         answers = [self.encode(self.answer(source)) for source in sources]
+        source = pad_sequence(questions, True, self.pad)
         target = pad_sequence(answers, True, self.pad)
-        source = pad_sequence(
-            [self.encode(source) for source in sources], True, self.pad
-        )
         target_inputs = F.pad(target[:, :-1], (1, 0), value=self.begin)
         return CaseBatch(source, target_inputs, target)
 
@@ -518,9 +479,7 @@ class ChangeOfCase:
         """Draw prompts, numbers of characters, and characters, all evenly."""
         check_sizes(batch=batch, min_length=min_length)
         if max_length < min_length:
-            raise ValueError(
-                f"max_length must be {min_length} or more, got {max_length}."
-            )
+            raise ValueError(f"max_length must be >= {min_length}, got {max_length}.")
 
         def draw(low: int, high: int, *shape: int) -> Tensor:
             return torch.randint(low, high, shape, generator=generator)
@@ -538,6 +497,4 @@ def _check_tokens(name: str, tokens: Tensor, count: int, *axes: str | int) -> No
     if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (int(x) for x in tokens.aminmax()) if tokens.numel() else (0, 0)
         if low < 0 or high >= count:
-            raise ValueError(
-                f"{name} must be from 0 to {count - 1}, got {low} to {high}."
-            )
+            raise ValueError(f"{name} must be 0 to {count - 1}, got {low} to {high}.")

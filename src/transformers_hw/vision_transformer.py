@@ -193,9 +193,10 @@ class LearnedAxes2D(nn.Module):
         super().__init__()
         if dim < 2 or dim % 2:
             raise ValueError(f"dim must be positive and even, got {dim}.")
+        rows, columns = _height_and_width("grid", grid)
         place = {"device": device, "dtype": dtype}
-        self.rows = LearnedPositions2D((grid[0], 1), dim // 2, **place)
-        self.columns = LearnedPositions2D((1, grid[1]), dim // 2, **place)
+        self.rows = LearnedPositions2D((rows, 1), dim // 2, **place)
+        self.columns = LearnedPositions2D((1, columns), dim // 2, **place)
 
     def codes(
         self, grid: tuple[int, int] | None = None

@@ -73,6 +73,24 @@ def test_mistakes_in_formulas_stop_the_build(
     assert complaint in built.stderr
 
 
+def test_the_reference_shows_every_public_name(folder: Path) -> None:
+    missing: list[str] = []
+    for page in (ROOT / "docs/reference").glob("*.md"):
+        book = ROOT / "src/transformers_hw"
+        files = [*book.glob(f"{page.stem}.py"), *book.glob(f"{page.stem}/*.py")]
+        shown = folder / "reference" / page.stem / "index.html"
+        missing += [
+            f"{page.stem}: {node.name}"
+            for file in files
+            for node in ast.parse(file.read_text("utf-8")).body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            and not node.name.startswith("_")
+            and f'id="transformers_hw.{page.stem}.{node.name}"'
+            not in shown.read_text("utf-8")
+        ]
+    assert missing == []
+
+
 def test_signatures_show_shapes_as_they_are_written(folder: Path) -> None:
     source = ROOT / "src/transformers_hw/attention.py"
     wanted = {
