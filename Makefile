@@ -16,7 +16,8 @@ help: ## list the targets (this)
 
 site: $(INSTALLED) ## build the book and serve it at http://127.0.0.1:8000 (PORT=...)
 	@echo "The book will be at http://127.0.0.1:$(PORT)/ once it is built; Ctrl-C stops it."
-	@$(RUN) mkdocs serve --livereload --no-strict --dev-addr 127.0.0.1:$(PORT)
+	@$(RUN) mkdocs serve --livereload --no-strict --dev-addr 127.0.0.1:$(PORT) || { \
+	    echo "If the port is taken, choose another: make site PORT=8001"; exit 1; }
 
 test: chromium lint ## run all checks: lint, tests, coverage, the site in a browser
 	$(PYTEST) $(PARALLEL) --cov --cov-report= --ignore=tests/site
@@ -48,6 +49,7 @@ clean: ## remove .venv and whatever was built
 
 # The stamp comes last, so an interrupted installation is taken up again.
 $(INSTALLED): pyproject.toml | .venv/bin/pip
+	@echo "Installing into .venv; the first time, this takes some minutes."
 	$(RUN) pip install --quiet --disable-pip-version-check --editable '.[lab,docs,dev]'
 	@touch $@
 

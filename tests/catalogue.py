@@ -19,6 +19,19 @@ from einops import rearrange
 from torch import Tensor, nn
 
 import transformers_hw
+from transformers_hw.attention_as_convolution import (
+    AbsolutePositionalEmbedding,
+    BertFFN,
+    ConvolutionAsAttention,
+    ConvolutionAxis,
+    GaussianSelfAttention,
+    LearnedRelativeSelfAttention,
+    PictureBert,
+    PictureBertLayer,
+    RelativePositionalEmbedding,
+    RelativeTableAttention,
+    attention_from_convolution,
+)
 from transformers_hw.multi_head_attention import MultiHeadAttention
 from transformers_hw.positional_encoding import (
     LearnedPositions,
@@ -127,6 +140,8 @@ class Entry:
         torch.manual_seed(1)
         if self.placed:
             options = {"dtype": dtype, **options}
+        if self.dropout:
+            options = {"dropout": 0.0, **options}
         module = self.build(**options)
         with torch.no_grad():
             for parameter in module.parameters():
@@ -566,6 +581,115 @@ def _vision() -> Iterator[Entry]:
     )
 
 
+def _for_grid(module: nn.Module, x: Tensor) -> Tensor:
+    return module(x.shape[1], x.shape[2])
+
+
+def _convolutions() -> Iterator[Entry]:
+    picture = {"x": Input("b rows columns 11")}
+    output = "b rows columns 13"
+    for covariance in ("isotropic", "diagonal", "full"):
+        yield Entry(
+            f"GaussianSelfAttention {covariance}",
+            partial(
+                GaussianSelfAttention, 11, 17, output_dim=13, covariance=covariance
+            ),
+            picture,
+            output,
+            call=_with(return_weights=covariance == "diagonal"),
+        )
+    yield Entry(
+        "GaussianSelfAttention hard",
+        partial(
+            GaussianSelfAttention,
+            11,
+            2,
+            output_dim=13,
+            centers=[[0, 1], [-2, 0]],
+            sharpness=math.inf,
+        ),
+        picture,
+        output,
+    )
+    yield Entry(
+        "RelativeTableAttention",
+        partial(RelativeTableAttention, 11, 17, (2, 3), dilation=(2, 1), output_dim=13),
+        picture,
+        output,
+    )
+    for content in (False, True):
+        yield Entry(
+            "LearnedRelativeSelfAttention" + " with content" * content,
+            partial(LearnedRelativeSelfAttention, 11, 2, longest=13, content=content),
+            picture,
+            "b rows columns 11",
+        )
+    yield Entry(
+        "AbsolutePositionalEmbedding learned",
+        partial(AbsolutePositionalEmbedding, (5, 7), 11, kind="learned"),
+        picture,
+        "b rows columns 11",
+        sizes={"rows": 5, "columns": 7},
+    )
+    yield Entry(
+        "RelativePositionalEmbedding",
+        partial(RelativePositionalEmbedding, [[0.0, 1.0], [-1.0, 0.5]]),
+        picture,
+        "2 rows columns rows columns",
+        call=_for_grid,
+    )
+    yield Entry(
+        "BertFFN", partial(BertFFN, 11, 13), picture, "b rows columns 11", dropout=True
+    )
+    yield Entry(
+        "PictureBertLayer",
+        lambda dropout=0.0, **place: PictureBertLayer(
+            GaussianSelfAttention(11, 2, **place), 11, 13, dropout=dropout, **place
+        ),
+        picture,
+        "b rows columns 11",
+        dropout=True,
+    )
+    for encoding in ("gaussian", "learned+content"):
+        yield Entry(
+            f"PictureBert {encoding}",
+            partial(
+                PictureBert,
+                17,
+                encoding=encoding,
+                channels=11,
+                patch=2,
+                dim=13,
+                depth=2,
+                heads=3,
+                hidden_dim=19,
+                longest=13,
+            ),
+            {"pictures": Input("b 11 rows 2 columns 2")},
+            "b 17",
+            call=_pictures,
+            dropout=True,
+        )
+    yield Entry(
+        "ConvolutionAsAttention",
+        lambda **place: attention_from_convolution(
+            nn.Conv2d(11, 13, 3, padding="same", **place)
+        ),
+        {"x": Input("b 11 rows columns")},
+        "b 13 rows columns",
+    )
+    yield Entry(
+        "ConvolutionAsAttention tabulated",
+        lambda **place: ConvolutionAsAttention(
+            RelativeTableAttention(11, 17, (2, 3), output_dim=13, **place),
+            axes=(ConvolutionAxis(2, 1, 1, 1, 0), ConvolutionAxis(3, 1, 1, 1, 1)),
+            padding_mode="circular",
+        ),
+        {"x": Input("b 11 rows columns")},
+        "b 13 rows columns",
+    )
+
+
 CATALOGUE = [
     *_positions(),
     *_attentions(),
@@ -573,8 +697,35 @@ CATALOGUE = [
     *_recurrences(),
     *_transformers(),
     *_vision(),
+    *_convolutions(),
 ]
-NAMES = [entry.name for entry in CATALOGUE]
+
+# To compile and export takes seconds; these take no path that another does not.
+SPARED = {
+    "LearnedPositions concatenated",
+    "MultiHeadAttention",
+    "MultiHeadAttention causal",
+    "SelfAttention",
+    "identity_attention",
+    "permutation_attention",
+    "pointwise_linear_attention",
+    "GRU",
+    "Alignment dot",
+    "Seq2Seq None",
+    "EncoderLayer post",
+    "DecoderLayer post",
+    "Encoder",
+    "Encoder causal",
+    "Decoder",
+    "Transformer untied",
+    "VisionTransformer",
+    "VisionTransformer mean, learned_axes",
+    "VisionTransformer mean, none",
+    "GaussianSelfAttention diagonal",
+    "LearnedRelativeSelfAttention",
+    "PictureBert gaussian",
+}
+TRACED = [entry for entry in CATALOGUE if entry.name not in SPARED]
 
 # Their subclasses say what they leave open.
 ABSTRACT = {PositionalEncoding}

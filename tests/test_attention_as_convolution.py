@@ -75,6 +75,7 @@ def test_the_layer_is_a_softmax_over_all_pixels(
         x.flatten(1, 2),
         layer.value_weight,
     )
+    assert layer.bias is not None
     expected = (expected + layer.bias).view(2, *grid, output_dim)
     fast, none = layer(x)
     dense, weights = layer(x, return_weights=True)
@@ -253,7 +254,9 @@ def test_the_weight_off_target_is_below_the_bound(
 def test_in_float32_the_target_has_all_the_weight_from_alpha_18() -> None:
     centers = [(2, -1), (0, 0), (-9, 4)]
     target = hard_layer(centers).weights(7, 11) > 0
-    for alpha, exact in ((10.0, False), (18.0, True), (40.0, True)):
+    # The four neighbours add 4e^{−α} to the sum; 2⁻²⁴ is what float32 rounds away.
+    assert 4 * math.exp(-18.1) < 2**-24 < 4 * math.exp(-17.9)
+    for alpha, exact in ((17.0, False), (18.1, True), (40.0, True)):
         layer = GaussianSelfAttention(1, 3, centers=centers, sharpness=alpha)
         weights = layer.weights(7, 11)[target]
         assert bool((weights == 1.0).all()) is exact

@@ -207,6 +207,17 @@ def test_inputs_stay_as_they_are_and_may_be_strided(kind: type[RNN]) -> None:
     assert torch.equal(real, mask_before)
 
 
+@pytest.mark.parametrize("kind", [RNN, GRU])
+def test_under_autocast_a_state_may_come_from_outside(kind: type[RNN]) -> None:
+    layer, x, state = kind(D, H), torch.randn(B, N, D), torch.randn(B, H)
+    real = padding_mask(torch.tensor([4, 7, 2]))
+    expected, _ = layer(x, state, padding_mask=real)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states, last = layer(x, state, padding_mask=real)
+    assert states.dtype == last.dtype == torch.bfloat16
+    assert_equal(states.float(), expected, within=0.05)
+
+
 @pytest.mark.question("eecs-1a")
 @pytest.mark.parametrize(("kind", "gates"), [(RNN, 1), (GRU, 3)])
 def test_recurrent_weights_are_d_plus_h_by_h(kind: type[RNN], gates: int) -> None:
@@ -250,10 +261,8 @@ def test_queries_and_memories_may_differ_in_width(score: Score) -> None:
     query, memory = torch.randn(B, Q, D, dtype=F64), torch.randn(B, N, H, dtype=F64)
     context, weights = layer(query, memory)
     assert context.shape == (B, Q, H)
-    scores = torch.tensor(
-        [score_by_hand(layer, query[1, 2], memory[1, j]) for j in range(N)], dtype=F64
-    )
-    assert_equal(weights[1, 2], scores.softmax(dim=0))
+    scores = [score_by_hand(layer, query[1, 2], memory[1, j]) for j in range(N)]
+    assert_equal(weights[1, 2], torch.stack(scores).softmax(dim=0))
 
 
 @pytest.mark.question("eecs-1c")
@@ -640,9 +649,7 @@ def queue_model(length: int) -> Seq2Seq:
     # "A" is put in if a or A came and "upper" is on: 2 + 1 > 2.5 > 2.
     # "a" is put in if a or A came and "upper" is off: 2 > 1.5 > 2 - 1.
     encoder.weight_ih[front] = 2.0 * LOUD * same_letter()
-    encoder.weight_ih[:, [TASK.upper, TASK.lower]] *= torch.eye(slots * tokens + 1)[
-        :, -1:
-    ]
+    encoder.weight_ih[front, [TASK.upper, TASK.lower]] = 0.0
     encoder.weight_hh[front, -1] = LOUD * (case_of("upper") - case_of("lower"))
     encoder.bias_ih[front] = -LOUD * (1.5 + case_of("upper"))
     model.readout.weight[:, (slots - 1) * tokens : slots * tokens] = torch.eye(tokens)
@@ -667,11 +674,8 @@ def test_the_last_state_may_store_the_answer_and_not_the_task() -> None:
 @pytest.mark.question("eecs-1b")
 def test_a_longer_text_does_not_pass_the_bottleneck() -> None:
     model = queue_model(length=4)
-    assert speak(model, "<U> abcd", "<U> abcde", "<L> ABCDEF") == [
-        "ABCD",
-        "BCDE",
-        "cdef",
-    ]
+    assert speak(model, "<U> abcd", "<U> abcde") == ["ABCD", "BCDE"]
+    assert speak(model, "<L> ABCDEF") == ["cdef"]
 
 
 # Around the bottleneck
@@ -686,11 +690,8 @@ def counting_model(places: int) -> Seq2Seq:
     tokens = len(TASK)
     hidden = tokens + 2 * places + 1
     model = blank_model(hidden, "bilinear")
-    token, place, count = (
-        slice(0, tokens),
-        slice(tokens, tokens + places),
-        slice(-places - 1, -1),
-    )
+    token, place = slice(0, tokens), slice(tokens, tokens + places)
+    count = slice(tokens + places, tokens + 2 * places)
     one_on = torch.diag(torch.ones(places - 1, dtype=F64), -1)
     encoder, decoder = model.encoder, model.decoder
     # The encoder notes the token, counts from the prompt on, and recalls the task.
@@ -732,8 +733,10 @@ def test_with_attention_the_last_state_need_not_store_anything() -> None:
     model = counting_model(places=16)
     source, target_inputs, target = TASK.batch(["<U> I am a student", "<L> Me TOO"])
     memory, last = model.encode(source)
-    for state in (last, torch.zeros_like(last), torch.ones_like(last)):
-        state[:, -17:-1] = 0.0  # the decoder's own counter
+    for stored in (0.0, 1.0, -1.0):
+        state = torch.full_like(last, stored)
+        # Here the decoder counts, from zero on.
+        state[:, -17:-1] = 0.0
         logits, _, _ = model.decode(target_inputs, state, memory, source)
         real = target != TASK.pad
         assert torch.equal(logits.argmax(dim=-1)[real], target[real])
@@ -855,27 +858,36 @@ def test_samples_can_be_repeated() -> None:
 # Compilers
 
 
+COMPILED = [(None, "gru"), ("dot", "rnn"), ("bilinear", "gru"), ("additive", "rnn")]
+
+
+def short_tokens() -> tuple[Tensor, Tensor]:
+    source, target_inputs = some_tokens()
+    return source[:, :3].contiguous(), target_inputs[:, :2].contiguous()
+
+
 @pytest.mark.unhooked
-@pytest.mark.parametrize("cell", ["rnn", "gru"])
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize(("attention", "cell"), COMPILED)
 def test_a_model_compiles_to_one_graph(attention: Score | None, cell: str) -> None:
-    model, tokens = small_model(attention, cell=cell), some_tokens()
+    model, tokens = small_model(attention, cell=cell), short_tokens()
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert_equal(compiled(*tokens)[0], model(*tokens)[0])
 
 
 @pytest.mark.unhooked
-@pytest.mark.parametrize("cell", ["rnn", "gru"])
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_an_exported_model_takes_any_batch(attention: Score | None, cell: str) -> None:
-    model, tokens = small_model(attention, cell=cell), some_tokens()
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("attention", "cell"), COMPILED)
+def test_an_exported_model_takes_any_batch(
+    attention: Score | None, cell: str, strict: bool
+) -> None:
+    model, tokens = small_model(attention, cell=cell), short_tokens()
     batch = torch.export.Dim("batch")
     exported = torch.export.export(
-        model, tokens, dynamic_shapes=({0: batch}, {0: batch}), strict=True
-    ).module()
+        model, tokens, dynamic_shapes=({0: batch}, {0: batch}), strict=strict
+    )
     more = tuple(torch.cat([x, x.flip(0)]) for x in tokens)
-    assert_equal(exported(*more)[0], model(*more)[0])
+    assert_equal(exported.module()(*more)[0], model(*more)[0])
 
 
 # Refusals
@@ -1004,7 +1016,7 @@ def test_a_wrong_value_is_refused(call: Callable[[], object], message: str) -> N
         ),
         (
             lambda: LOOK(QUERY, MEMORY, mask=torch.ones(N)),
-            "mask must be a boolean tensor (True = may see), got torch.float32",
+            "mask must be a boolean tensor",
         ),
         (
             lambda: MODEL(TOKENS.float(), WORDS),

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from transformers_hw.attention import attention, softargmax
+from transformers_hw.attention_as_convolution import attention_from_convolution
 from transformers_hw.multi_head_attention import MultiHeadAttention
 from transformers_hw.self_attention import convolution_attention
 from transformers_hw.seq2seq import GRU, RNN
@@ -856,10 +857,6 @@ def test_recurrent_cells(
 # Convolution
 
 
-def _numbers(x: int | tuple[int, ...] | list[int], axes: int) -> list[int]:
-    return [x] * axes if isinstance(x, int) else [*x] * (axes // len(x))
-
-
 def _full_kernel(weight: Tensor, groups: int) -> Tensor:
     """Write a grouped kernel out: zeros where a group does not look."""
     count, size = weight.shape[1], len(weight) // groups
@@ -870,71 +867,109 @@ def _full_kernel(weight: Tensor, groups: int) -> Tensor:
     return torch.cat(rows)
 
 
-def _convolve(case: Case, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve by attention, from the options of a call of theirs.
+def _number(option: int | list[int] | tuple[int, ...]) -> int:
+    return option if isinstance(option, int) else option[0]
 
-    Attention gives every place of the picture an output; other paddings and strides
-    than theirs are a matter of what is put around it and of what is kept.
+
+def _fetched(
+    weight: Tensor, bias: Tensor | None, options: dict[str, Any], x: Tensor
+) -> Tensor:
+    """Convolve a sequence by the attention of chapter 4.
+
+    It gives every place an output. Other paddings and strides are a matter of what
+    is put around the sequence and of which outputs are kept.
     """
-    options = case.options
-    axes = weight.dim() - 2
-    x = case.args[0]
-    x = x if x.dim() == weight.dim() else rearrange(x, "... -> 1 ...")
-    dilation = _numbers(options.get("dilation", 1), axes)
-    stride = _numbers(options.get("stride", 1), axes)
-    span = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    dilation = _number(options.get("dilation", 1))
+    stride = _number(options.get("stride", 1))
+    kernel = _full_kernel(weight, options.get("groups", 1))
+    reach = dilation * (kernel.shape[2] - 1)
+    before, after = reach // 2, reach - reach // 2
     padding = options.get("padding", 0)
     if padding == "same":
-        around = [(s // 2, s - s // 2) for s in span]
+        padded = F.pad(x, (before, after))
     else:
-        sizes = _numbers(0 if padding == "valid" else padding, axes)
-        around = [(p, p) for p in sizes]
-    x = F.pad(x, [p for pair in reversed(around) for p in pair])
-    y = _same_size(x, _full_kernel(weight, options.get("groups", 1)), bias, dilation)
-    kept = tuple(
-        slice(s // 2, n - (s - s // 2), step)
-        for s, n, step in zip(span, x.shape[2:], stride, strict=True)
-    )
-    y = y[(..., *kept)]
-    return y if case.args[0].dim() == weight.dim() else y[0]
-
-
-def _same_size(
-    x: Tensor, weight: Tensor, bias: Tensor | None, dilation: list[int]
-) -> Tensor:
+        padded = F.pad(x, [0 if padding == "valid" else _number(padding)] * 2)
     layer = convolution_attention(
-        weight, bias, length=x.shape[-1], dilation=dilation[0]
+        kernel, bias, length=padded.shape[-1], dilation=dilation
     )
-    kernel = {
-        "inner.attention.output_proj.weight": rearrange(
-            weight, "out channel tap -> out (tap channel)"
-        )
-    }
+    # The kernel is taken over once more here, for gradients to flow to theirs.
+    numbers = {"weight": rearrange(kernel, "out channel tap -> out (tap channel)")}
     if bias is not None:
-        kernel["inner.attention.output_proj.bias"] = bias
-    y, _ = functional_call(layer, kernel, (rearrange(x, "b c n -> b n c"),))
-    return rearrange(y, "b n out -> b out n")
+        numbers["bias"] = bias
+    tokens = rearrange(padded if x.dim() == 3 else padded[None], "b c n -> b n c")
+    output, _ = functional_call(
+        layer,
+        {f"inner.attention.output_proj.{name}": p for name, p in numbers.items()},
+        (tokens,),
+    )
+    kept = output[:, before : output.shape[1] - after : stride]
+    kept = rearrange(kept, "b n out -> b out n")
+    return kept if x.dim() == 3 else kept[0]
 
 
-def test_convolution_modules(run: Callable[..., Counter[str]]) -> None:
+def _converted(
+    weight: Tensor, bias: Tensor | None, options: dict[str, Any], x: Tensor
+) -> Tensor:
+    """Convolve by the layer that chapter 8 makes of the convolution itself."""
+    groups = options.get("groups", 1)
+    kind = nn.Conv1d if weight.dim() == 3 else nn.Conv2d
+    convolution = kind(
+        weight.shape[1] * groups,
+        weight.shape[0],
+        tuple(weight.shape[2:]),
+        bias=bias is not None,
+        **{name: _plain(option) for name, option in options.items()},
+        dtype=torch.float64,
+    )
+    taps = _full_kernel(weight, groups).movedim((0, 1), (-1, -2)).flatten(0, -3)
+    numbers = {"attention.value_weight": taps}
+    if bias is not None:
+        numbers["attention.bias"] = bias
+    return functional_call(attention_from_convolution(convolution), numbers, (x,))
+
+
+def _plain(option: Any) -> Any:
+    return tuple(option) if isinstance(option, list) else option
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d])
+def test_convolution_modules(
+    run: Callable[..., Counter[str]], kind: type[nn.Module]
+) -> None:
     def compare(case: Case) -> None:
         theirs = case.theirs()
-        assert isinstance(theirs, nn.Conv1d)
+        assert isinstance(theirs, nn.Conv1d | nn.Conv2d)
         names = ("stride", "padding", "dilation", "groups")
         options = {name: getattr(theirs, name) for name in names}
         expected = theirs(*case.args)
-        ours = _convolve(Case(case.args, options), theirs.weight, theirs.bias)
-        assert_same(case, ours, expected)
+        given = (theirs.weight, theirs.bias)
+        assert_same(case, _converted(*given, options, *case.args), expected)
+        if kind is nn.Conv1d:
+            assert_same(case, _fetched(*given, options, *case.args), expected)
 
-    assert run("nn.Conv1d", module_cases(nn.Conv1d), compare, at_least=4).total() == 0
+    name = f"nn.{kind.__name__}"
+    assert run(name, module_cases(kind), compare, at_least=4).total() == 0
 
 
-def test_convolution_functions(run: Callable[..., Counter[str]]) -> None:
-    name = "nn.functional.conv1d"
-
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize(
+    ("name", "function", "at_least"),
+    [
+        ("nn.functional.conv1d", F.conv1d, 10),
+        ("nn.functional.conv2d", F.conv2d, 30),
+    ],
+)
+def test_convolution_functions(
+    run: Callable[..., Counter[str]],
+    name: str,
+    function: Callable[..., Tensor],
+    at_least: int,
+) -> None:
     def compare(case: Case) -> None:
-        _, weight, bias = case.args
-        expected = F.conv1d(*case.args, **case.options)
-        assert_same(case, _convolve(case, weight, bias), expected)
+        x, weight, bias = case.args
+        expected = function(*case.args, **case.options)
+        assert_same(case, _converted(weight, bias, case.options, x), expected)
+        if weight.dim() == 3:
+            assert_same(case, _fetched(weight, bias, case.options, x), expected)
 
-    assert run(name, function_cases(name), compare, at_least=10).total() == 0
+    assert run(name, function_cases(name), compare, at_least=at_least).total() == 0

@@ -4,14 +4,30 @@ import torch
 from torch import Tensor
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+NOT_WHOLE = (bool, float, str, tuple, list, type(None))
 
 
 def check_sizes(**sizes: int) -> None:
     """Refuse anything but whole numbers from one on."""
     for name, size in sizes.items():
         # A size read off a tensor is no plain int while a compiler traces.
-        if isinstance(size, bool | float | str | None) or size < 1:
+        if isinstance(size, NOT_WHOLE) or size < 1:
             raise ValueError(f"{name} must be a whole number from 1 on, got {size!r}.")
+
+
+def check_lengths(**lengths: int) -> None:
+    """Refuse anything but whole numbers from zero on."""
+    for name, length in lengths.items():
+        if isinstance(length, NOT_WHOLE) or length < 0:
+            raise ValueError(
+                f"{name} must be a whole number from 0 on, got {length!r}."
+            )
+
+
+def check_eps(eps: float) -> None:
+    """Refuse what would make a variance negative."""
+    if not eps >= 0.0:
+        raise ValueError(f"eps must be zero or greater, got {eps}.")
 
 
 def check_dropout(dropout: float) -> None:
@@ -52,6 +68,32 @@ def check_integers(name: str, x: Tensor, *axes: str | int) -> None:
     if not isinstance(x, Tensor) or x.dtype not in INTEGERS:
         raise TypeError(f"{name} must be a tensor of integers, got {kind(x)}.")
     check_axes(name, x, *axes)
+
+
+def check_mask(name: str, mask: Tensor, meaning: str) -> None:
+    """Refuse what is no boolean tensor."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise TypeError(
+            f"{name} must be a boolean tensor (True = {meaning}), got {kind(mask)}."
+        )
+
+
+def check_token(name: str, token: int, count: int) -> None:
+    """Refuse what is no token of a vocabulary of so many."""
+    if isinstance(token, NOT_WHOLE) or not 0 <= token < count:
+        raise ValueError(
+            f"{name} must be a token from 0 to {count - 1}, got {token!r}."
+        )
+
+
+def check_below(name: str, ids: Tensor, count: int) -> None:
+    """Refuse ids that are not from 0 to `count - 1`."""
+    # Reading values back would stall a GPU and cannot be traced by a compiler.
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
+        return
+    low, high = (int(x) for x in ids.aminmax())
+    if low < 0 or high >= count:
+        raise ValueError(f"{name} must be from 0 to {count - 1}, got {low} to {high}.")
 
 
 def check_axes(name: str, x: Tensor, *axes: str | int) -> None:

@@ -27,8 +27,9 @@ from transformers_hw._checks import (
     check_dropout,
     check_float,
     check_integers,
+    check_lengths,
+    check_mask,
     check_one_dtype,
-    kind,
 )
 
 HALF_PRECISIONS = (torch.float16, torch.bfloat16)
@@ -295,10 +296,7 @@ def causal_mask(
                 [1, 1, 1, 1]], dtype=torch.int32)
     """
     keys = queries if keys is None else keys
-    if queries < 0 or keys < 0:
-        raise ValueError(
-            f"queries and keys must not be negative, got {queries} and {keys}."
-        )
+    check_lengths(queries=queries, keys=keys)
     last = torch.arange(queries, device=device) + (keys - queries)
     return torch.arange(keys, device=device) <= rearrange(last, "q -> q 1")
 
@@ -385,11 +383,8 @@ def _check_mask_and_bias(
     *,
     least_axes: int,
 ) -> None:
-    if mask is not None and getattr(mask, "dtype", None) != torch.bool:
-        raise TypeError(
-            f"mask must be a boolean tensor (True = may see), got {kind(mask)}; "
-            "pass numbers that should be added to the scores as bias."
-        )
+    if mask is not None:
+        check_mask("mask", mask, "may see; numbers to add to the scores are a bias")
     if bias is not None:
         check_float("bias", bias, "...")
     for name, x in (("mask", mask), ("bias", bias)):

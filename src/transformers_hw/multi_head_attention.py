@@ -23,8 +23,8 @@ from transformers_hw._checks import (
     check_beta,
     check_dropout,
     check_float,
+    check_mask,
     check_sizes,
-    kind,
 )
 from transformers_hw.attention import attention
 
@@ -257,13 +257,13 @@ class MultiHeadAttention(nn.Module):
         source = query if context is None else context
         contents = source if values is None else values
         self._check_inputs(query, source, contents)
-        if mask is not None and mask.dim() not in (2, 4):
-            raise ValueError(
-                "mask must be (q, k) or (b, heads, q, k), where b and heads may be 1, "
-                f"got shape {tuple(mask.shape)}."
-            )
+        stored = 0 if cache is None or context is not None else cache.length
+        keys = stored + source.shape[1]
+        if mask is not None:
+            _check_mask(mask, (len(query), self.heads, query.shape[1], keys))
         if padding_mask is not None:
-            _check_padding(padding_mask, len(query))
+            check_mask("padding_mask", padding_mask, "a real token")
+            check_axes("padding_mask", padding_mask, len(query), keys)
             new = padding_mask[:, -source.shape[1] :]
             source, contents = _blank(source, new), _blank(contents, new)
             real = rearrange(padding_mask, "b k -> b 1 1 k")
@@ -335,18 +335,16 @@ def _named_projections(bias: bool | Collection[str]) -> Collection[str]:
     return bias
 
 
-def _check_padding(padding_mask: Tensor, batch: int) -> None:
-    if getattr(padding_mask, "dtype", None) != torch.bool:
-        raise TypeError(
-            "padding_mask must be a boolean tensor (True = a real token), "
-            f"got {kind(padding_mask)}."
+def _check_mask(mask: Tensor, scores: tuple[int, int, int, int]) -> None:
+    check_mask("mask", mask, "may see; numbers to add to the scores are a bias")
+    aligned = zip(reversed(mask.shape), reversed(scores), strict=False)
+    fits = all(size in (1, wanted) for size, wanted in aligned)
+    if mask.dim() not in (2, 4) or not fits:
+        raise ValueError(
+            "mask must be (q, k) or (b, heads, q, k), where any may be 1: "
+            f"{scores[2:]} or {scores}, got shape {tuple(mask.shape)}."
         )
-    check_axes("padding_mask", padding_mask, batch, "keys")
 
 
 def _blank(x: Tensor, real: Tensor) -> Tensor:
-    if real.shape[1] != x.shape[1]:
-        raise ValueError(
-            f"padding_mask must cover the {x.shape[1]} keys, got {real.shape[1]}."
-        )
     return x.masked_fill(rearrange(~real, "b k -> b k 1"), 0.0)

@@ -15,7 +15,12 @@ from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transformers_hw._checks import check_choice, check_float, check_sizes
+from transformers_hw._checks import (
+    check_choice,
+    check_float,
+    check_lengths,
+    check_sizes,
+)
 
 Combination = Literal["add", "concatenate"]
 Device = torch.device | str | None
@@ -348,8 +353,7 @@ class LearnedPositions2D(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if len(grid) != 2 or min(grid) < 1:
-            raise ValueError(f"grid must be two positive numbers, got {grid}.")
+        _check_grid(grid)
         self.grid = (grid[0], grid[1])
         self.cells = LearnedPositions(
             grid[0] * grid[1], dim, combine=combine, std=std, device=device, dtype=dtype
@@ -363,8 +367,7 @@ class LearnedPositions2D(nn.Module):
         table = rearrange(self.cells.table, "(i j) p -> i j p", i=rows, j=columns)
         if grid is None or grid == self.grid:
             return table
-        if min(grid) < 1:
-            raise ValueError(f"grid must be two positive numbers, got {grid}.")
+        _check_grid(grid)
         picture = rearrange(table, "i j p -> 1 p i j")
         stretched = F.interpolate(
             picture, size=grid, mode="bicubic", align_corners=False
@@ -438,6 +441,7 @@ class RelativePositionBias(nn.Module):
             keys: Number of keys, or `None` for as many as queries.
         """
         keys = queries if keys is None else keys
+        check_lengths(queries=queries, keys=keys)
         device = self.table.device
         query_at = torch.arange(queries, device=device) + (keys - queries)
         key_at = torch.arange(keys, device=device)
@@ -465,11 +469,14 @@ def _join(x: Tensor, codes: Tensor, combine: Combination) -> Tensor:
     return x + codes
 
 
+def _check_grid(grid: tuple[int, int]) -> None:
+    if not isinstance(grid, tuple | list) or len(grid) != 2:
+        raise ValueError(f"grid must be (rows, columns), got {grid!r}.")
+    check_sizes(rows=grid[0], columns=grid[1])
+
+
 def _check_span(length: int, start: int, *, available: int | None) -> None:
-    if length < 0 or start < 0:
-        raise ValueError(
-            f"length and start must not be negative, got {length} and {start}."
-        )
+    check_lengths(length=length, start=start)
     if available is not None and start + length > available:
         raise ValueError(
             f"there are codes for {available} positions, "

@@ -6,6 +6,7 @@ runs, or looks at its parameters, and leaves the model as it was.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,22 +16,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformers_hw._checks import check_axes, check_float, check_sizes
-from transformers_hw.multi_head_attention import MultiHeadAttention
 from transformers_hw.vision_transformer import PatchEmbedding, _height_and_width
 
 
 @contextmanager
 def capture_weights(
     model: nn.Module,
-) -> Iterator[dict[str, list[Float[Tensor, "b heads q k"]]]]:
+) -> Iterator[dict[str, list[Tensor]]]:
     """Listen to the attention weights of a model while it runs.
 
-    Within the block, every
-    [`MultiHeadAttention`][transformers_hw.multi_head_attention.MultiHeadAttention]
-    of the model takes the textbook path, which forms the weights. The model returns
-    what it always does, up to rounding; only where dropout is active are its draws
-    others. What is compiled runs uncompiled. After the block, be it left by an
-    error, nothing listens any more.
+    Within the block, every attention layer of the model takes the textbook path,
+    which forms the weights: every
+    [`MultiHeadAttention`][transformers_hw.multi_head_attention.MultiHeadAttention],
+    and any other layer whose `forward` takes `return_weights` and gives
+    `(output, weights)`. Of layers within such layers the innermost are heard.
+
+    The model returns what it always does, up to rounding; only where dropout is
+    active are its draws others. What is compiled runs uncompiled. After the block,
+    be it left by an error, nothing listens any more.
 
     Args:
         model: Any model that holds such a layer, or is one.
@@ -39,11 +42,12 @@ def capture_weights(
         A dictionary that fills up as the model runs. It goes from the name of each
         layer that was called, as in `model.named_modules()`, to its weights, one
         tensor per call: decoding step by step calls a layer once a step. Weights are
-        those before dropout, detached from the graph.
+        those before dropout, detached from the graph; those of `MultiHeadAttention`
+        are `(b, heads, q, k)`.
 
     Raises:
         TypeError: If `model` is not a module.
-        ValueError: If it holds no `MultiHeadAttention`.
+        ValueError: If it holds no such layer.
 
     Examples:
         >>> from transformers_hw.transformer import Encoder
@@ -58,11 +62,11 @@ def capture_weights(
     layers = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention)
+        if _gives_weights(module) and not any(map(_gives_weights, _parts(module)))
     }
     if not layers:
         raise ValueError(
-            "model must hold a MultiHeadAttention to listen to, "
+            "model must hold a layer that can return its weights, "
             f"got {type(model).__name__} without one."
         )
     captured: dict[str, list[Tensor]] = {}
@@ -80,7 +84,7 @@ def capture_weights(
 
 
 def attention_rollout(
-    weights: Sequence[Float[Tensor, "b heads n n"]],
+    weights: Sequence[Float[Tensor, "b _heads n n"]],
 ) -> Float[Tensor, "b n n"]:
     r"""Follow attention through the layers, back to the tokens it came from.
 
@@ -286,6 +290,14 @@ def patch_filters(
     components = components * components.gather(-1, peaks).sign()
     i, j = embedding.patch
     return rearrange(components, "count (c i j) -> count c i j", i=i, j=j)
+
+
+def _gives_weights(module: nn.Module) -> bool:
+    return "return_weights" in signature(module.forward).parameters
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if part is not module]
 
 
 def _ask_and_keep(

@@ -125,8 +125,8 @@ class RNN(nn.Module):
             x = x.where(rearrange(padding_mask, "b n -> b n 1"), 0.0)
         steps = F.linear(x, self.weight_ih, self.bias_ih)
         if state is None:
-            state = steps.new_zeros(len(x), self.hidden_dim)
-        check_float("state", state, len(x), self.hidden_dim)
+            state = steps.new_zeros(x.shape[0], self.hidden_dim)
+        check_float("state", state, x.shape[0], self.hidden_dim)
         # Under autocast the products are of another type than a state from outside.
         state, states = state.to(steps.dtype), []
         for t, projected in enumerate(steps.unbind(dim=1)):
@@ -174,8 +174,8 @@ class GRU(RNN):
     ) -> Float[Tensor, "b h"]:
         r"""Give the next state, from $W_{ih}\, x_t + b_{ih}$ and the state before."""
         recalled = F.linear(state, self.weight_hh, self.bias_hh)
-        x_r, x_z, x_n = rearrange(projected, "b (gate h) -> gate b h", gate=3)
-        h_r, h_z, h_n = rearrange(recalled, "b (gate h) -> gate b h", gate=3)
+        x_r, x_z, x_n = projected.chunk(3, dim=-1)
+        h_r, h_z, h_n = recalled.chunk(3, dim=-1)
         new = torch.tanh(x_n + torch.sigmoid(x_r + h_r) * h_n)
         return new.lerp(state, torch.sigmoid(x_z + h_z))
 
@@ -245,7 +245,7 @@ class Alignment(nn.Module):
             mask: Where `True`, that query may see that memory.
         """
         check_float("query", query, "batch", "queries", self.query_dim)
-        check_float("memory", memory, len(query), "keys", self.memory_dim)
+        check_float("memory", memory, query.shape[0], "keys", self.memory_dim)
         key = memory if self.score == "dot" else self.key_proj(memory)
         if self.score != "additive":
             return attention(
@@ -348,7 +348,7 @@ class Seq2Seq(nn.Module):
         Returns:
             The logits, the state after the last token, and the weights or `None`.
         """
-        name, batch = "target_inputs", len(source)
+        name, batch = "target_inputs", source.shape[0]
         _check_tokens(name, target_inputs, self.vocabulary, batch, "length")
         states, last = self.decoder(self.target_embedding(target_inputs), state)
         if self.alignment is None:

@@ -37,7 +37,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         address = f"http://127.0.0.1:{server.server_port}/"
         built = subprocess.run(
-            [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", folder],
+            # Not --quiet: warnings that are not shown do not count as strict.
+            [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", folder],
             cwd=ROOT,
             env={**os.environ, "SITE_URL": address, "NO_MKDOCS_2_WARNING": "1"},
             capture_output=True,

@@ -1,7 +1,7 @@
 """Griffe extension: show jaxtyping's dimension strings as they are written.
 
-Griffe takes a string inside an annotation for a forward reference, and would print
-`Float[Tensor, "*batch q d"]` without its quotes, or stumble over it.
+Griffe takes a string inside an annotation for a forward reference if it can, so that
+`Float[Tensor, "n"]` would lose its quotes and `"*batch q d"` would change them.
 """
 
 from __future__ import annotations

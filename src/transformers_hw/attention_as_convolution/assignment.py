@@ -103,9 +103,15 @@ class RelativePositionalEmbedding(nn.Module):
     \end{pmatrix}
     $$
 
-    The product is a completed square but for a constant, $v^\top r_\delta =
-    -\alpha(\lVert \delta - \Delta \rVert^2 + c)$ with $c = -\lVert\Delta\rVert^2$,
-    which softmax does not see. This is the form to read. To compute with, take
+    Their product is a completed square but for a constant,
+
+    $$
+    v^\top r_\delta = -\alpha\left(\lVert \delta - \Delta \rVert^2 + c\right),
+    \qquad c = -\lVert\Delta\rVert^2,
+    $$
+
+    which softmax does not see. Since $\delta = q - k$ here, the head looks at the
+    pixel $q - \Delta$. This is the form to read. To compute with, take
     [`GaussianSelfAttention`
     ][transformers_hw.attention_as_convolution.GaussianSelfAttention]: in half
     precision the terms here are large, and cancel.

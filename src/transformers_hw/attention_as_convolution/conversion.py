@@ -1,18 +1,6 @@
 r"""Any convolution as attention, tap by tap.
 
-A convolution adds $X_{q+\delta} T_\delta$ over the offsets $\delta$ of its window. A
-hard head with centre $\delta$ fetches $X_{q+\delta}$, and its $W^{(h)}$ can be any
-matrix, so a head for each tap gives the same sum. What attention does by itself:
-
-- taps and dilation are heads, one for each tap, with centre $\delta$;
-- channels, groups and bias are $W^{(h)}$, block-diagonal for groups, and $b$;
-- replicate padding, up to the window's reach, is the border itself: hard heads clamp.
-
-What has to be done around it:
-
-- other padding (zeros, reflect, circular), or more of it: the picture is padded first;
-- places at the border that have no output do not ask, which is a crop;
-- with a stride, only every so-manieth pixel asks, which is subsampling.
+One layer at a time, and then all those of a model.
 """
 
 import copy
@@ -41,7 +29,7 @@ PADDING_MODES = {"zeros": "constant"}
 class ConvolutionAxis(NamedTuple):
     """How a convolution moves along one axis of the picture.
 
-    Args:
+    Attributes:
         size: Number of taps $K$.
         dilation: Pixels from one tap to the next.
         stride: Pixels from one output to the next.
@@ -162,6 +150,20 @@ def attention_from_convolution(
     sharpness: float | int = math.inf,
 ) -> ConvolutionAsAttention:
     r"""Build the attention layer that gives what a convolution gives.
+
+    A convolution adds $X_{q+\delta} T_\delta$ over the offsets $\delta$ of its window.
+    A hard head with centre $\delta$ fetches $X_{q+\delta}$, and its $W^{(h)}$ can be
+    any matrix, so a head for each tap gives the same sum. Attention does by itself:
+
+    - taps and dilation: heads, one for each tap, with centre $\delta$;
+    - channels, groups and bias: $W^{(h)}$, block-diagonal for groups, and $b$;
+    - replicate padding, up to the window's reach: the border, since hard heads clamp.
+
+    The rest is done explicitly around it:
+
+    - other padding (zeros, reflect, circular), or more: the picture is padded first;
+    - places at the border without an output: they do not ask, which is a crop;
+    - a stride: only the pixels it steps on ask, which is subsampling.
 
     Args:
         conv: An `nn.Conv1d` or `nn.Conv2d`: any kernel, dilation, stride, groups,

@@ -26,7 +26,7 @@ class EffectiveConvolution(NamedTuple):
     Both bounds are per output channel, for pictures with $|x| \le 1$; for others they
     scale with $\max |x|$.
 
-    Args:
+    Attributes:
         convolution: It pads by replication, and keeps a picture's size.
         interior_error: Holds at pixels whose window lies within the picture.
         border_error: Holds at all pixels.

@@ -1,16 +1,6 @@
 r"""Gaussian attention: each head looks at a spot some way off, more or less sharply.
 
-A head has a centre $\Delta \in \mathbb{R}^2$ and a sharpness $\alpha > 0$. The pixel
-$q$ looks at the pixel $k$ with weight
-
-$$
-P_{q,k} = \operatorname{softmax}_k\!\left(-\alpha \lVert (k - q) - \Delta \rVert^2
-\right),
-$$
-
-jointly over the rows and columns of the picture. **The sign:** $\Delta$ is where the
-head looks, seen from the query (key minus query), so a plot of the centres shows
-the pixels looked at. Texts that define $\delta = q - k$ have $-\Delta$ in its place.
+Its weights depend on positions alone, and factorise into rows and columns.
 """
 
 import math
@@ -45,6 +35,10 @@ class GaussianSelfAttention(nn.Module):
     (P_h)_{q,k} = \operatorname{softmax}_k\!\left(
     -(\delta - \Delta_h)^\top M_h\, (\delta - \Delta_h)\right), \quad \delta = k - q
     $$
+
+    **The sign:** $\Delta$ is where the head looks, seen from the query (key minus
+    query), so a plot of the centres shows the pixels looked at. Texts that define
+    $\delta = q - k$ have $-\Delta$ in its place.
 
     The centres $\Delta_h$ and the sharpness are learnt; $W^{(h)}$ is a head's value
     and output projection in one, so every head has the full width. The covariance

@@ -44,13 +44,16 @@ def mix_densely(
     Returns:
         The mixed picture.
     """
+    heads, i, j = weights.shape[:3]
     if value_weight.shape[2] < value_weight.shape[1]:
         values = einsum(x, value_weight, "b k l d, h d e -> b h k l e")
         mixed = einsum(weights, values, "h i j k l, b h k l e -> b i j e")
-    else:
-        seen = einsum(weights, x, "h i j k l, b k l d -> b i j h d")
-        mixed = einsum(seen, value_weight, "b i j h d, h d e -> b i j e")
-    return mixed if bias is None else mixed + bias
+        return mixed if bias is None else mixed + bias
+    pairs = rearrange(weights, "h i j k l -> (h i j) (k l)")
+    seen = pairs @ rearrange(x, "b k l d -> (k l) (b d)")
+    seen = rearrange(seen, "(h ij) (b d) -> (b ij) (h d)", h=heads, d=x.shape[3])
+    mixed = _add_product(bias, seen, rearrange(value_weight, "h d e -> (h d) e"))
+    return rearrange(mixed, "(b i j) e -> b i j e", b=len(x), i=i, j=j)
 
 
 def mix_separably(
@@ -128,10 +131,14 @@ def mix_shifted(
             mixed = mixed + (pixels @ w).index_select(1, at[:, head])
     else:
         seen = pixels.index_select(1, rearrange(at, "ij h -> (ij h)"))
-        seen = rearrange(seen, "b (ij h) d -> b ij (h d)", h=at.shape[1])
-        mixed = seen @ rearrange(value_weight, "h d e -> (h d) e")
-        mixed = mixed if bias is None else mixed + bias
+        seen = rearrange(seen, "b (ij h) d -> (b ij) (h d)", h=at.shape[1])
+        mixed = _add_product(bias, seen, rearrange(value_weight, "h d e -> (h d) e"))
+        mixed = rearrange(mixed, "(b ij) e -> b ij e", ij=len(at))
     return rearrange(mixed, "b (i j) e -> b i j e", i=i)
+
+
+def _add_product(bias: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    return left @ right if bias is None else torch.addmm(bias, left, right)
 
 
 def _asking(
@@ -140,7 +147,9 @@ def _asking(
     queries: tuple[slice, slice] | None,
     device: torch.device,
 ) -> tuple[Int[Tensor, " i"], Int[Tensor, " j"]]:
-    by_row, by_column = queries or (slice(None), slice(None))
+    # Not `queries or …`: to ask a slice for its truth would fix a compiler's sizes.
+    everything = (slice(None), slice(None))
+    by_row, by_column = everything if queries is None else queries
     return (
         torch.arange(rows, device=device)[by_row],
         torch.arange(columns, device=device)[by_column],

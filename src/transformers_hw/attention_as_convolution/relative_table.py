@@ -1,26 +1,7 @@
 r"""Position-only attention with any weights, and how few heads a kernel needs.
 
-A convolution has taps $T_\delta \in \mathbb{R}^{C_{in} \times C_{out}}$, one for
-each of its $K^2$ offsets $\delta$. Position-only heads with weights $p_h(\delta)$
-have, away from the border, the taps
-
-$$
-\sum_h p_h(\delta)\, W^{(h)}, \qquad p_h(\delta) \ge 0, \quad
-\sum_\delta p_h(\delta) = 1,
-$$
-
-or $T = P^\top W$, with the taps as the rows of $T \in \mathbb{R}^{K^2 \times C_{in}
-C_{out}}$ and the heads' weights as the rows of $P$. Let $r$ be the rank of $T$, $U$
-its column space, and $S$ the offsets whose taps are not zero.
-
-- **Fewer than $r$ heads never do,** since $P^\top W$ has at most as many as rank.
-- **$r + 1$ always do:** with $p_0$ uniform on $S$ and
-  $p_i \propto c_i \mathbb{1}_S + u_i$ for a basis $u_i$ of $U$ and $c_i$ large
-  enough, the $p$ are distributions, and their span holds $U$.
-- **$r$ do if and only if $U$ holds a vector that is positive on all of $S$.** If it
-  does, that vector takes the place of $\mathbb{1}_S$, and one direction is saved.
-  Conversely, $r$ heads must span $U$, so the sum of their weights lies in $U$; it is
-  nonnegative, and zero nowhere on $S$.
+Heads that look at positions alone need not be Gaussian windows: any table of weights
+over the offsets will do, and then far fewer of them make a convolution.
 """
 
 import torch
@@ -188,14 +169,31 @@ def fewest_heads(
 ) -> tuple[Float[Tensor, "heads offsets"], Float[Tensor, "heads numbers"]]:
     r"""Write taps as a mixture of as few position-only heads as can be.
 
-    $$T = P^\top W, \qquad P \ge 0, \quad P \mathbb{1} = \mathbb{1}$$
+    A convolution has taps $T_\delta$, matrices from input to output channels, one for
+    each offset $\delta$ of its window. Position-only heads with weights $p_h(\delta)$
+    have, away from the border, the taps $\sum_h p_h(\delta) W^{(h)}$. With the taps as
+    the rows of $T$ and the heads' weights as the rows of $P$, the two agree if
 
-    with $r$ or $r + 1$ heads for taps of rank $r$, as derived above. The decision
-    between the two is a question of linear programming: $U$ holds a positive vector
-    if and only if the convex hull of the rows of its basis misses the origin. The
-    point of the hull that is nearest to the origin answers it, and is looked for
-    by Gilbert's algorithm. A positive vector whose entries differ by more than a
-    thousandfold is passed over, since $W$ would lose as many digits.
+    $$T = P^\top W, \qquad P \ge 0, \quad P \mathbb{1} = \mathbb{1}.$$
+
+    Let $r$ be the rank of $T$, $U$ its column space, and $S$ the offsets whose taps are
+    not zero.
+
+    - **Fewer than $r$ heads never do,** since $P^\top W$ has at most their number for
+      its rank.
+    - **$r + 1$ always do:** with $p_0$ uniform on $S$ and
+      $p_i \propto c_i \mathbb{1}_S + u_i$ for a basis $u_i$ of $U$ and $c_i$ large
+      enough, the $p$ are distributions, and their span holds $U$.
+    - **$r$ do if and only if $U$ holds a vector that is positive on all of $S$.** If
+      it does, that vector takes the place of $\mathbb{1}_S$, and one direction is
+      saved. Conversely, $r$ heads must span $U$, so the sum of their weights lies in
+      $U$; it is nonnegative, and zero nowhere on $S$, or the taps there would be zero.
+
+    Whether there is such a vector is a question of linear programming: there is one if
+    and only if the convex hull of the rows of a basis of $U$, those of $S$, misses the
+    origin. The point of the hull that is nearest to the origin answers it, and is
+    looked for by Gilbert's algorithm. A positive vector whose entries differ by more
+    than a thousandfold is passed over, since $W$ would lose as many digits.
 
     Args:
         taps: $T$, an offset's numbers as a row. Computed in float64.

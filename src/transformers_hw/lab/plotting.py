@@ -4,8 +4,7 @@ Computing and drawing are apart: an example computes numbers and writes them dow
 a drawing function gets those numbers, a figure and a theme, and is called twice.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,24 +137,24 @@ def heatmap(
     return image
 
 
-def label_lines(axes: Axes, ends: Iterable[tuple[str, float, float, str]]) -> None:
-    """Write names at the ends of lines, which spares the reader a legend.
+def label_line(axes: Axes, text: str, end: tuple[float, float], colour: str) -> None:
+    """Write a name at the end of a line, which spares the reader a legend.
 
     Args:
         axes: Where to draw.
-        ends: Name, x, y and colour of each.
+        text: The name.
+        end: Where the line ends.
+        colour: The line's colour.
     """
-    for text, x, y, colour in ends:
-        if math.isfinite(y):
-            axes.annotate(
-                text,
-                (x, y),
-                xytext=(4, 0),
-                textcoords="offset points",
-                color=colour,
-                va="center",
-                annotation_clip=False,
-            )
+    axes.annotate(
+        text,
+        end,
+        xytext=(4, 0),
+        textcoords="offset points",
+        color=colour,
+        va="center",
+        annotation_clip=False,
+    )
 
 
 def _settings(theme: Theme) -> dict[Any, Any]:

@@ -9,7 +9,13 @@ from einops import rearrange, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transformers_hw._checks import check_integers, check_sizes
+from transformers_hw._checks import (
+    check_below,
+    check_choice,
+    check_integers,
+    check_sizes,
+    check_token,
+)
 from transformers_hw.positional_encoding import (
     PositionalEncoding,
     SinusoidalPositions,
@@ -78,8 +84,12 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(vocabulary=vocabulary, dim=dim)
+        check_token("padding_token", padding_token, vocabulary)
         if source_vocabulary is not None:
             check_sizes(source_vocabulary=source_vocabulary)
+            check_token("padding_token", padding_token, source_vocabulary)
+        if not isinstance(positions, PositionalEncoding):
+            check_choice("positions", positions, ("sinusoidal", None))
         place = {"device": options.get("device"), "dtype": options.get("dtype")}
         self.padding_token = padding_token
         self.embedding = nn.Embedding(vocabulary, dim, **place)
@@ -198,6 +208,8 @@ class Transformer(nn.Module):
             ](https://arxiv.org/abs/1609.08144), section 7, for the penalty.
         """
         check_sizes(max_length=max_length, beams=beams)
+        for name, token in (("begin", begin), ("end", end)):
+            check_token(name, token, self.embedding.num_embeddings)
         rows, cache = len(source), DecoderCache(len(self.decoder.layers))
         memory = repeat(self.encode(source), "b s d -> (b beam) s d", beam=beams)
         source = repeat(source, "b s -> (b beam) s", beam=beams)
@@ -235,19 +247,9 @@ class Transformer(nn.Module):
     def _embed(
         self, name: str, tokens: Tensor, table: nn.Embedding, *, start: int = 0
     ) -> Tensor:
-        _check_ids(name, tokens, count=table.num_embeddings)
+        check_integers(name, tokens, "batch", "length")
+        check_below(f"{name} tokens", tokens, table.num_embeddings)
         x = table(tokens) * math.sqrt(table.embedding_dim)
         return self.dropout(
             x if self.positions is None else self.positions(x, start=start)
         )
-
-
-def _check_ids(name: str, tokens: Tensor, *, count: int) -> None:
-    check_integers(name, tokens, "batch", "length")
-    # Reading values back would stall a GPU and cannot be traced by a compiler.
-    if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
-        low, high = (int(x) for x in tokens.aminmax()) if tokens.numel() else (0, 0)
-        if low < 0 or high >= count:
-            raise ValueError(
-                f"{name} tokens must be from 0 to {count - 1}, got {low} to {high}."
-            )

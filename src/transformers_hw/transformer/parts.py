@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers_hw._checks import (
     check_choice,
     check_dropout,
+    check_eps,
     check_float,
     check_sizes,
 )
@@ -57,6 +58,10 @@ def layer_norm(
     Returns:
         The normalised tokens.
 
+    Raises:
+        TypeError: If an argument is not a floating-point tensor.
+        ValueError: If `eps` is negative or a shape does not fit.
+
     Examples:
         >>> layer_norm(torch.tensor([1.0, 2.0, 3.0]))
         tensor([-1.2247,  0.0000,  1.2247])
@@ -65,6 +70,11 @@ def layer_norm(
         Ba, Kiros & Hinton (2016), [Layer Normalization
         ](https://arxiv.org/abs/1607.06450), section 3.
     """
+    check_float("x", x, "...", "d")
+    check_eps(eps)
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None:
+            check_float(name, vector, x.shape[-1])
     centred = x - reduce(x, "... d -> ... 1", "mean")
     variance = reduce(centred.square(), "... d -> ... 1", "mean")
     y = centred * (variance + eps).rsqrt()
@@ -95,6 +105,7 @@ def gelu(
         The function of each number.
 
     Raises:
+        TypeError: If `x` is not a floating-point tensor.
         ValueError: If `approximate` is neither of the two.
 
     Examples:
@@ -105,6 +116,7 @@ def gelu(
         Hendrycks & Gimpel (2016), [Gaussian Error Linear Units
         ](https://arxiv.org/abs/1606.08415), section 2.
     """
+    check_float("x", x, "...")
     check_choice("approximate", approximate, ("none", "tanh"))
     if approximate == "tanh":
         inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
@@ -144,8 +156,7 @@ class LayerNorm(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(dim=dim)
-        if not eps >= 0.0:
-            raise ValueError(f"eps must be zero or greater, got {eps}.")
+        check_eps(eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
         shift = torch.zeros(dim, device=device, dtype=dtype) if bias else None

@@ -97,6 +97,7 @@ class DecoderCache:
     """
 
     def __init__(self, depth: int) -> None:
+        check_sizes(depth=depth)
         self.layers = [(KeyValueCache(), KeyValueCache()) for _ in range(depth)]
 
     @property
@@ -167,6 +168,10 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """Transform target tokens; the options are those of `DecoderLayer`."""
         caches = [None] * len(self.layers) if cache is None else cache.layers
+        if len(caches) != len(self.layers):
+            raise ValueError(
+                f"cache must be for {len(self.layers)} layers, got {len(caches)}."
+            )
         for layer, layer_cache in zip(self.layers, caches, strict=True):
             x = layer(
                 x,

@@ -5,7 +5,13 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformers_hw._checks import check_sizes
+from transformers_hw._checks import (
+    check_below,
+    check_float,
+    check_integers,
+    check_sizes,
+    check_token,
+)
 
 
 def label_smoothing_loss(
@@ -37,7 +43,9 @@ def label_smoothing_loss(
         The mean loss.
 
     Raises:
-        ValueError: If `smoothing` is not in $[0, 1)$ or shapes do not match.
+        TypeError: If an argument has the wrong type.
+        ValueError: If `smoothing` is not in $[0, 1)$, shapes do not match, or a
+            target or the padding token is no class.
 
     Examples:
         >>> logits = torch.zeros(2, 5)  # the second target is padding
@@ -51,11 +59,16 @@ def label_smoothing_loss(
     """
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing must be in [0, 1), got {smoothing}.")
+    check_float("logits", logits, "...", "classes")
+    check_integers("targets", targets, "...")
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
             "logits (..., classes) and targets (...) must match, "
             f"got {tuple(logits.shape)} and {tuple(targets.shape)}."
         )
+    check_below("targets", targets, logits.shape[-1])
+    if padding_token is not None:
+        check_token("padding_token", padding_token, logits.shape[-1])
     log_p = logits.log_softmax(dim=-1)
     right = log_p.gather(-1, rearrange(targets, "... -> ... 1"))[..., 0]
     classes, everything = logits.shape[-1], log_p.sum(dim=-1)

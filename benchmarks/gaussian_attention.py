@@ -1,0 +1,258 @@
+"""Gaussian attention, factorised, against the dense layer it is equal to.
+
+The peer is the layer of Cordonnier, Loukas & Jaggi's program (epfml/attention-cnn),
+written anew: one softmax over all pairs of pixels, from a table of relative codes.
+Both run in turns, so that whatever else the machine does meets both alike, and what
+is recorded is the ratio of each pair of runs: its median and its quartiles.
+
+    python benchmarks/gaussian_attention.py            # some minutes
+    python benchmarks/gaussian_attention.py --quick    # a few seconds, no record
+"""
+
+import argparse
+import gc
+import json
+import math
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import torchvision
+from einops import einsum, rearrange
+from torch import Tensor, nn
+
+from transformers_hw.attention_as_convolution import (
+    GaussianSelfAttention,
+    attentionize,
+)
+
+RECORD = Path(__file__).parent / "records/gaussian_attention.json"
+DIM, HEADS = 128, 9
+# (side of the picture, batch) and the least ratios wanted: forward, with backward.
+GOALS = {
+    (8, 1): (1 / 1.1, 1 / 1.1),
+    (8, 4): (1 / 1.1, 1 / 1.1),
+    (8, 16): (1 / 1.1, 1 / 1.1),
+    (32, 4): (8.0, 6.0),
+    (32, 16): (5.0, 4.0),
+    (64, 4): (45.0, 20.0),
+}
+
+
+class DenseGaussianAttention(nn.Module):
+    """Form the weights of every pair of pixels, from five terms of their offset."""
+
+    def __init__(self, side: int, layer: GaussianSelfAttention) -> None:
+        super().__init__()
+        heads, dim, output_dim = layer.value_weight.shape
+        at = torch.arange(side)
+        down = rearrange(at, "k -> 1 1 k 1") - rearrange(at, "i -> i 1 1 1")
+        right = rearrange(at, "l -> 1 1 1 l") - rearrange(at, "j -> 1 j 1 1")
+        terms = torch.broadcast_tensors(down, right, down**2, right**2, down * right)
+        self.codes = torch.stack(terms, dim=-1).float()
+        self.centers = nn.Parameter(layer.head_centers().detach().clone())
+        self.spreads = nn.Parameter(torch.ones(heads))
+        self.value = nn.Linear(heads * dim, output_dim)
+        with torch.no_grad():
+            merged = rearrange(layer.value_weight, "h d e -> e (h d)")
+            self.value.weight.copy_(merged)
+            self.value.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend densely."""
+        precision = self.spreads**2
+        zero = torch.zeros_like(precision)
+        down, right = self.centers.unbind(dim=1)
+        terms = [-2 * precision * down, -2 * precision * right]
+        target = -0.5 * torch.stack([*terms, precision, precision, zero], dim=-1)
+        scores = einsum(self.codes, target, "i j k l t, h t -> i j h k l")
+        joint = rearrange(scores, "i j h k l -> i j h (k l)").softmax(dim=-1)
+        weights = rearrange(joint, "i j h (k l) -> i j h k l", k=x.shape[1])
+        seen = einsum(weights, x, "i j h k l, b k l d -> b i j h d")
+        return self.value(rearrange(seen, "b i j h d -> b i j (h d)"))
+
+
+def contenders(side: int) -> tuple[nn.Module, nn.Module]:
+    """Make both layers, with the same numbers."""
+    torch.manual_seed(0)
+    layer = GaussianSelfAttention(DIM, HEADS)
+    return layer, DenseGaussianAttention(side, layer)
+
+
+def forward(layer: nn.Module, x: Tensor) -> Tensor:
+    """Run a layer; ours gives its weights, or none, as well."""
+    output = layer(x)
+    return output[0] if isinstance(output, tuple) else output
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Time one run."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def only_forward(layer: nn.Module, x: Tensor) -> Callable[[], object]:
+    """Give a run without gradients."""
+
+    def work() -> None:
+        with torch.no_grad():
+            forward(layer, x)
+
+    return work
+
+
+def with_backward(layer: nn.Module, x: Tensor) -> Callable[[], object]:
+    """Give a run with gradients for the picture and all parameters."""
+    up = torch.randn_like(x)
+
+    def work() -> None:
+        layer.zero_grad()
+        forward(layer, x.detach().requires_grad_()).backward(up)
+
+    return work
+
+
+def ratios(
+    ours: Callable[[], object], theirs: Callable[[], object], repeats: int
+) -> dict[str, float]:
+    """Time both in turns, and summarise how much faster ours is."""
+    for run in (ours, theirs):
+        run()
+    pairs = [(seconds(ours), seconds(theirs)) for _ in range(repeats)]
+    low, middle, high = statistics.quantiles([b / a for a, b in pairs], n=4)
+    return {
+        "ratio": round(middle, 3),
+        "lower_quartile": round(low, 3),
+        "upper_quartile": round(high, 3),
+        "our_milliseconds": round(1e3 * statistics.median(a for a, _ in pairs), 3),
+        "their_milliseconds": round(1e3 * statistics.median(b for _, b in pairs), 3),
+        "pairs": repeats,
+    }
+
+
+def compare(side: int, batch: int, *, repeats: int) -> dict[str, object]:
+    """Compare both layers on one size."""
+    ours, theirs = contenders(side)
+    x = torch.randn(batch, side, side, DIM)
+    with torch.no_grad():
+        difference = (forward(ours, x) - forward(theirs, x)).abs().max().item()
+    results: dict[str, object] = {"largest_difference": difference}
+    for name, run in (("forward", only_forward), ("with_backward", with_backward)):
+        results[name] = ratios(run(ours, x), run(theirs, x), repeats)
+        gc.collect()
+    return results
+
+
+def peak_megabytes(which: str, side: int, batch: int) -> float:
+    """Measure in a process of its own what one run with gradients adds to memory."""
+    command = [sys.executable, __file__, "--memory", which, str(side), str(batch)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(ran.stdout.split()[-1])
+
+
+def measure_memory(which: str, side: int, batch: int) -> float:
+    """Give the growth of the largest resident size, in megabytes, during one run."""
+    ours, theirs = contenders(side)
+    layer = ours if which == "ours" else theirs
+    small = torch.randn(1, side, side, DIM)[:, :2, :2]
+    forward(ours, small).sum().backward()  # wakes the thread pool and its buffers
+    x = torch.randn(batch, side, side, DIM)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with_backward(layer, x)()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def growth(sides: list[int], *, repeats: int) -> dict[str, object]:
+    """Fit how the time of a forward run grows with the number of pixels."""
+    layer, _ = contenders(1)
+    pictures = [torch.randn(1, side, side, DIM) for side in sides]
+    runs = [only_forward(layer, x) for x in pictures]
+    for run in runs:
+        run()
+    times = [[seconds(run) for run in runs] for _ in range(repeats)]
+    medians = [statistics.median(column) for column in zip(*times, strict=True)]
+    pixels = math.log((sides[-1] / sides[0]) ** 2)
+    return {
+        "sides": sides,
+        "milliseconds": [round(1e3 * t, 3) for t in medians],
+        "exponent": round(math.log(medians[-1] / medians[0]) / pixels, 3),
+    }
+
+
+def residual_network(*, repeats: int) -> dict[str, float]:
+    """Compare a ResNet-18 with its copy that has attention for convolutions."""
+    model = torchvision.models.resnet18(weights=None).eval()
+    attentive = attentionize(model)
+    x = torch.randn(2, 3, 224, 224)
+    return ratios(only_forward(attentive, x), only_forward(model, x), repeats)
+
+
+def report(
+    results: dict[tuple[int, int], dict[str, object]],
+) -> list[dict[str, object]]:
+    """Put the comparisons beside what was wanted."""
+    rows = []
+    for (side, batch), measured in results.items():
+        goals = dict(zip(("forward", "with_backward"), GOALS[side, batch], strict=True))
+        rows.append({"side": side, "batch": batch, "wanted": goals, **measured})
+    return rows
+
+
+def main() -> None:
+    """Run all comparisons and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, no record")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.memory:
+        which, side, batch = options.memory
+        print(measure_memory(which, int(side), int(batch)))
+        return
+    sizes = [(8, 4), (16, 2)] if options.quick else list(GOALS)
+    if options.quick:
+        for side, batch in sizes:
+            print(side, batch, json.dumps(compare(side, batch, repeats=3)))
+        return
+    # Pairs enough for quartiles; the dense layer takes seconds at the largest size.
+    repeats = {8: 101, 32: 15, 64: 5}
+    compared = {}
+    for side, batch in sizes:
+        compared[side, batch] = compare(side, batch, repeats=repeats[side])
+        print(side, batch, json.dumps(compared[side, batch]), flush=True)
+    memory = {who: peak_megabytes(who, 64, 4) for who in ("ours", "theirs")}
+    record = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "processor": platform.processor() or platform.machine(),
+        "threads": options.threads,
+        "dim": DIM,
+        "heads": HEADS,
+        "comparisons": report(compared),
+        "peak_megabytes_at_64x64_batch_4": {
+            **{who: round(size, 1) for who, size in memory.items()},
+            "share": round(memory["ours"] / memory["theirs"], 4),
+        },
+        "growth": growth([16, 32, 64, 128], repeats=5),
+        "milliseconds_at_256x256": round(
+            1e3 * seconds(only_forward(contenders(1)[0], torch.randn(1, 256, 256, DIM)))
+        ),
+        "resnet18_attention_against_convolution": residual_network(repeats=5),
+    }
+    RECORD.parent.mkdir(exist_ok=True)
+    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()

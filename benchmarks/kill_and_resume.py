@@ -1,0 +1,106 @@
+"""Kill a run again and again, at random moments, and see that it loses nothing.
+
+    python benchmarks/kill_and_resume.py --kills 200
+
+A small model is trained with dropout, on shuffled and varied pictures, writing a
+checkpoint after every step, so that many kills hit the writing itself. After each kill
+the checkpoint must be whole; whenever the run comes to its end, weights, optimiser and
+history must equal, in every bit, those of a run that nobody has killed; then a new run
+begins. The record goes to `benchmarks/records/kill_and_resume.json`.
+"""
+
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from tqdm import tqdm
+
+sys.path.append(str(Path(__file__).parents[1] / "tests/lab"))
+
+from small_run import Mishap, final_state, finish, same_state, small_config, start
+
+from transformers_hw.lab.files import write_json
+from transformers_hw.lab.run_record import RunRecord
+from transformers_hw.lab.training import CHECKPOINT
+
+
+@dataclass(frozen=True)
+class Config:
+    """What there is to choose.
+
+    Attributes:
+        kills: How often to kill a run.
+        longest: How many seconds to let it live, at most, after its first step.
+        seed: The seed of the moments.
+        record: Where to write what was found.
+    """
+
+    kills: int = 200
+    longest: float = 0.6
+    seed: int = 0
+    record: Path = Path(__file__).parent / "records/kill_and_resume.json"
+
+
+def main(config: Config) -> None:
+    """Kill, look, resume, compare."""
+    began, moments = time.monotonic(), random.Random(config.seed)
+    found = {"kills": 0, "half_written": 0, "before_the_first": 0, "finished": 0}
+    different = 0
+    with tempfile.TemporaryDirectory() as folder:
+        whole = small_config(Path(folder) / "whole")
+        require(finish(start(whole)) == [0], "the first run failed")
+        training = small_config(Path(folder) / "killed", checkpoint_steps=1)
+        for _ in tqdm(range(config.kills), unit="kill"):
+            process = start(training, mishap=Mishap(pause=0.002))
+            while not (training.out / "alive-0").exists() and process.is_alive():
+                time.sleep(0.001)
+            time.sleep(moments.uniform(0.0, config.longest))
+            os.kill(process.pid or 0, signal.SIGKILL)
+            code = finish(process)[0]
+            require(code in (0, -signal.SIGKILL), f"a run ended with {code}")
+            (training.out / "alive-0").unlink(missing_ok=True)
+            found["kills"] += code != 0
+            found["half_written"] += (training.out / f"{CHECKPOINT}.tmp").exists()
+            if not (training.out / CHECKPOINT).exists():
+                found["before_the_first"] += 1
+                continue
+            # Reading it checks that it is whole.
+            if (
+                final_state(training.out)[1]["progress"]
+                == (final_state(whole.out)[1]["progress"])
+            ):
+                found["finished"] += 1
+                different += not same_state(whole.out, training.out)
+                shutil.rmtree(training.out)
+        if training.out.exists():
+            require(finish(start(training)) == [0], "the last run failed")
+            found["finished"] += 1
+            different += not same_state(whole.out, training.out)
+    require(different == 0, f"{different} runs did not end as they should")
+    record = RunRecord.of(
+        {"kills": config.kills, "longest": config.longest},
+        seed=config.seed,
+        data={"name": "made up for the purpose"},
+        device=torch.device("cpu"),
+        seconds=time.monotonic() - began,
+        metrics={**found, "different": different},
+    )
+    write_json(config.record, vars(record))
+
+
+def require(condition: bool, otherwise: str) -> None:
+    """End with a message where something does not hold."""
+    if not condition:
+        raise SystemExit(otherwise)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

@@ -1,0 +1,248 @@
+"""Figures of chapter 1: what the scale does, and how the output follows the keys."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from einops import einsum
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from transformers_hw import attention, attention_weights, softargmax
+from transformers_hw.lab.example import (
+    Drawings,
+    ExampleConfig,
+    Metrics,
+    Results,
+    run_example,
+)
+from transformers_hw.lab.plotting import Theme, label_line
+
+SCORES = (1.0, 2.5, 0.2, 2.2, -1.0)
+
+
+@dataclass(frozen=True)
+class Config(ExampleConfig):
+    """How finely to sample."""
+
+    samples: int = 2_000
+    """Draws of the noise on a key."""
+    widths: tuple[int, ...] = (4, 16, 64, 256)
+    """Widths d for which the gradient of softmax is measured."""
+
+
+PRESETS = {
+    "quick": Config(),
+    "cpu": Config(samples=200_000, widths=(4, 8, 16, 32, 64, 128, 256, 512, 1024)),
+    "gpu": Config(samples=2_000_000, widths=tuple(2**i for i in range(2, 13))),
+}
+
+
+def compute(config: Config, device: torch.device) -> tuple[Results, Metrics]:
+    """Compute the numbers behind all four figures."""
+    results: Results = {}
+    for part in (averaging_to_selecting, key_noise, long_keys, gradient_sizes):
+        found = part(config, device)
+        results |= {f"{part.__name__}.{name}": x for name, x in found.items()}
+    noise = results["key_noise.measured_mean"] / results["key_noise.stated_mean"]
+    gradient = results["gradient_sizes.unscaled"]
+    metrics = {
+        "second_order_ratio_at_small_noise": round(noise[0].item(), 3),
+        "unscaled_gradient_loss": round((gradient[0] / gradient[-1]).item(), 1),
+    }
+    return results, metrics
+
+
+def averaging_to_selecting(config: Config, device: torch.device) -> Results:
+    """Give weights and their entropy, from even to one-hot."""
+    betas = torch.logspace(-2, 2, 81, dtype=torch.float64)
+    scores = torch.tensor(SCORES, dtype=torch.float64)
+    weights = torch.stack([softargmax(scores, beta.item()) for beta in betas])
+    return {
+        "beta": betas,
+        "weights": weights,
+        "entropy": torch.special.entr(weights).sum(-1),
+    }
+
+
+def key_noise(config: Config, device: torch.device) -> Results:
+    """Give how far the output moves when noise moves one key."""
+    draw = torch.Generator().manual_seed(config.seed)
+    size = {"generator": draw, "dtype": torch.float64}
+    query, key, value = (
+        torch.randn(1, 8, **size),
+        torch.randn(6, 8, **size),
+        torch.randn(6, 3, **size),
+    )
+    beta = 1 / math.sqrt(8)
+    output, _ = attention(query, key, value, scale=beta)
+    a = attention_weights(query, key, scale=beta)[0, 2]
+    far = value[2] - output[0]
+    length = query.norm()
+    sigmas = torch.logspace(-2, 0.5, 11, dtype=torch.float64)
+    unit = torch.randn(config.samples, 8, **size)
+    # Antithetic draws: the first order cancels exactly, and leaves the second to see.
+    unit = torch.cat([unit, -unit])
+    moves = []
+    for sigma in sigmas:
+        shift = beta * sigma * unit @ query[0]
+        without = (output[0] - a * value[2]) / (1 - a)
+        moved = torch.sigmoid(torch.logit(a) + shift)
+        outputs = without + moved[:, None] * (value[2] - without)
+        step = outputs - output[0]
+        moves.append((step.square().sum(-1).mean().sqrt(), step.mean(0).norm()))
+    measured = torch.tensor(moves, dtype=torch.float64)
+    spread = beta * sigmas * length
+    return {
+        "sigma": sigmas,
+        "measured_rms": measured[:, 0],
+        "stated_rms": a * far.norm() * spread,
+        "measured_mean": measured[:, 1],
+        "stated_mean": 0.5 * spread.square() * a * (1 - 2 * a).abs() * far.norm(),
+        **tie(),
+    }
+
+
+def tie() -> Results:
+    """Give the output beside a tie, for ever harder attention."""
+    nudges = torch.linspace(-1, 1, 201, dtype=torch.float64)
+    query = torch.tensor([[1.0]], dtype=torch.float64)
+    value = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    betas = (1.0, 5.0, 25.0, math.inf)
+    rows = [
+        torch.stack(
+            [
+                attention(
+                    query, torch.stack([query[0], query[0] + nudge]), value, scale=beta
+                )[0][0, 0]
+                for nudge in nudges
+            ]
+        )
+        for beta in betas
+    ]
+    return {
+        "nudge": nudges,
+        "beside_tie": torch.stack(rows),
+        "tie_beta": torch.tensor(betas, dtype=torch.float64),
+    }
+
+
+def long_keys(config: Config, device: torch.device) -> Results:
+    """Give the weight of a key as it grows longer, for queries all around it."""
+    key = torch.tensor([[1.0, 0.0], [-0.3, 0.8], [0.2, -0.7]], dtype=torch.float64)
+    angles = torch.linspace(0, math.pi, 7, dtype=torch.float64)
+    query = torch.stack([angles.cos(), angles.sin()], dim=-1)
+    lengths = torch.linspace(1, 12, 111, dtype=torch.float64)
+    weights = []
+    for length in lengths:
+        longer = key * torch.tensor([[length], [1.0], [1.0]], dtype=torch.float64)
+        weights.append(attention_weights(query, longer)[:, 0])
+    return {
+        "length": lengths,
+        "product": (query @ key[0]),
+        "weight": torch.stack(weights),
+    }
+
+
+def gradient_sizes(config: Config, device: torch.device) -> Results:
+    """Give the size of softmax's Jacobian for scores of ever wider vectors."""
+
+    def size(d: int, beta: float) -> Tensor:
+        query = torch.randn(400, 1, d, device=device)
+        key = torch.randn(400, 16, d, device=device)
+        p = (beta * (query * key).sum(-1)).softmax(-1)
+        jacobian = torch.diag_embed(p) - einsum(p, p, "n i, n j -> n i j")
+        return jacobian.norm(dim=(1, 2)).mean().cpu()
+
+    return {
+        "d": torch.tensor(config.widths, dtype=torch.float64),
+        "unscaled": torch.stack([size(d, 1.0) for d in config.widths]),
+        "scaled": torch.stack([size(d, d**-0.5) for d in config.widths]),
+    }
+
+
+def drawings(results: Results, metrics: Metrics) -> Drawings:
+    """Say how each figure is drawn."""
+
+    def part(name: str) -> dict[str, Tensor]:
+        start = name + "."
+        return {
+            k.removeprefix(start): x for k, x in results.items() if k.startswith(start)
+        }
+
+    def scale(figure: Figure, theme: Theme) -> None:
+        data = part("averaging_to_selecting")
+        above, below = figure.subplots(
+            2, 1, sharex=True, gridspec_kw={"height_ratios": [1.15, 1]}
+        )
+        above.stackplot(
+            data["beta"],
+            *data["weights"].T,
+            colors=theme.series,
+            labels=[f"score {score:g}" for score in SCORES],
+            alpha=0.85,
+        )
+        above.set(ylabel="weights", ylim=(0, 1), title="even … chosen")
+        above.legend(loc="upper left", bbox_to_anchor=(1, 1), handlelength=1)
+        below.plot(data["beta"], data["entropy"], color=theme.ink)
+        below.axhline(math.log(len(SCORES)), color=theme.faint, linestyle="--")
+        below.annotate("log 5: all alike", (0.011, math.log(5)), va="bottom")
+        below.set(xscale="log", xlabel="β", ylabel="entropy of the weights")
+        below.set(xlim=(0.01, 100), ylim=(0, 1.85))
+
+    def noise(figure: Figure, theme: Theme) -> None:
+        data = part("key_noise")
+        left, right = figure.subplots(1, 2)
+        for name, label, colour in (
+            ("rms", "how far it moves", theme.series[0]),
+            ("mean", "how far its mean moves", theme.series[1]),
+        ):
+            left.plot(data["sigma"], data[f"stated_{name}"], color=colour, label=label)
+            left.plot(data["sigma"], data[f"measured_{name}"], "o", color=colour, ms=4)
+        left.set(xscale="log", yscale="log", xlabel="σ of the noise on one key")
+        left.set(title="lines: first and second order; dots: measured")
+        left.legend(loc="upper left")
+        for row, beta, colour in zip(
+            data["beside_tie"], data["tie_beta"].tolist(), theme.series, strict=False
+        ):
+            label = "hard" if math.isinf(beta) else f"β = {beta:g}"
+            right.plot(data["nudge"], row, color=colour, label=label)
+        right.set(xlabel="nudge of one of two tied keys", ylabel="output")
+        right.set(title="the jump of hard attention")
+        right.legend(loc="upper left")
+
+    def elongation(figure: Figure, theme: Theme) -> None:
+        data = part("long_keys")
+        axes = figure.subplots()
+        for product, weight in zip(data["product"], data["weight"].T, strict=True):
+            colour = theme.series[0] if product > 0 else theme.series[1]
+            colour = theme.series[5] if abs(product) < 1e-9 else colour
+            axes.plot(data["length"], weight, color=colour)
+        for text, height, colour in (
+            ("q·k > 0", 1.0, theme.series[0]),
+            ("q·k = 0", data["weight"][-1, 3].item(), theme.series[5]),
+            ("q·k < 0", 0.0, theme.series[1]),
+        ):
+            label_line(axes, text, (data["length"][-1].item(), height), colour)
+        axes.set(xlabel="length α of the key", ylabel="its weight", ylim=(0, 1))
+        axes.set(title="a longer key wins or loses by the sign of q·k")
+
+    def gradients(figure: Figure, theme: Theme) -> None:
+        data = part("gradient_sizes")
+        axes = figure.subplots()
+        for name, label in (("scaled", "with 1/√d"), ("unscaled", "without")):
+            axes.plot(data["d"], data[name], "o-", ms=4, label=label)
+        axes.set(xscale="log", yscale="log", xlabel="width d of queries and keys")
+        axes.set(ylabel="size of softmax's Jacobian", title="why to divide by √d")
+        axes.legend()
+
+    return {
+        "scale": (scale, 4.4),
+        "key-noise": (noise, 3.2),
+        "long-keys": (elongation, 3.2),
+        "gradients": (gradients, 3.0),
+    }
+
+
+if __name__ == "__main__":
+    run_example("attention", presets=PRESETS, compute=compute, drawings=drawings)

@@ -1,0 +1,1 @@
+"""What the examples share: data, training, and plots (extra `lab`)."""

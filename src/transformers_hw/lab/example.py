@@ -1,0 +1,118 @@
+"""What the examples share: settings on the command line, a record, and figures.
+
+`python examples/<chapter>.py {quick,cpu,gpu}` computes numbers, writes them down and
+draws; `redraw` draws again from what was written down, without computing anything.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import safetensors.torch
+import torch
+import tyro
+from torch import Tensor
+
+from transformers_hw.lab.devices import pick_device
+from transformers_hw.lab.plotting import Drawing, save_figures
+from transformers_hw.lab.run_record import RunRecord
+
+RESULTS = "results.safetensors"
+HINTS = {
+    "quick": "Seconds to a minute on two cores; continuous integration runs it.",
+    "cpu": "What the site shows: within an hour on two cores.",
+    "gpu": "The scale of the papers, for a CUDA device.",
+}
+
+Results = dict[str, Tensor]
+Metrics = dict[str, Any]
+Drawings = dict[str, tuple[Drawing, float]]
+
+
+@dataclass(frozen=True)
+class ExampleConfig:
+    """Settings that every example has."""
+
+    seed: int = 0
+    """Of everything that is drawn at random."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute; auto takes a GPU if there is one."""
+    out: Path = Path("runs")
+    """Folder for the record and the figures."""
+
+
+@dataclass(frozen=True)
+class Redraw:
+    """Draw the figures again from a run's record."""
+
+    out: Path
+    """The run's folder, which the figures go to as well."""
+
+
+Config = TypeVar("Config", bound=ExampleConfig)
+
+
+def run_example(
+    chapter: str,
+    *,
+    presets: Mapping[str, Config],
+    compute: Callable[[Config, torch.device], tuple[Results, Metrics]],
+    drawings: Callable[[Results, Metrics], Drawings],
+    arguments: list[str] | None = None,
+) -> Path:
+    """Run an example as the command line says.
+
+    Args:
+        chapter: The chapter's name, which is the script's.
+        presets: Settings by name: `quick`, `cpu` and `gpu`. The figures of `cpu` go
+            where the site shows them from, the others into `runs`.
+        compute: Gives arrays to draw and numbers to report, from settings.
+        drawings: Gives the figures, from those arrays and numbers alone.
+        arguments: The command line, if it is not the process's own.
+
+    Returns:
+        The folder written to.
+    """
+    shown = Path("docs/figures", chapter)
+    choices: dict[str, tuple[str, Any]] = {
+        name: (
+            HINTS[name],
+            replace(
+                config, out=shown if name == "cpu" else Path("runs", chapter, name)
+            ),
+        )
+        for name, config in presets.items()
+    }
+    choices["redraw"] = (Redraw.__doc__ or "", Redraw(shown))
+    chosen = tyro.extras.overridable_config_cli(choices, args=arguments)
+    if isinstance(chosen, Redraw):
+        results = safetensors.torch.load_file(chosen.out / RESULTS)
+        metrics = RunRecord.read(chosen.out).metrics
+    else:
+        results, metrics = _computed(chosen, compute)
+    save_figures(chosen.out, drawings(results, metrics))
+    return chosen.out
+
+
+def _computed(
+    config: Config, compute: Callable[[Config, torch.device], tuple[Results, Metrics]]
+) -> tuple[Results, Metrics]:
+    device = pick_device(config.device)
+    torch.manual_seed(config.seed)
+    start = time.perf_counter()
+    results, metrics = compute(config, device)
+    record = RunRecord.of(
+        config,
+        seed=config.seed,
+        data={},
+        device=device,
+        seconds=time.perf_counter() - start,
+        metrics=metrics,
+    )
+    results = {name: x.detach().cpu().contiguous() for name, x in results.items()}
+    config.out.mkdir(parents=True, exist_ok=True)
+    safetensors.torch.save_file(results, config.out / RESULTS)
+    record.write(config.out)
+    return results, record.metrics
