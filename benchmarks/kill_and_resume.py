@@ -25,7 +25,14 @@ from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/lab"))
 
-from small_run import Mishap, final_state, finish, same_state, small_config, start
+from small_run import (  # pyright: ignore[reportMissingImports]
+    Mishap,
+    final_state,
+    finish,
+    same_state,
+    small_config,
+    start,
+)
 
 from transformers_hw.lab.files import write_json
 from transformers_hw.lab.run_record import RunRecord

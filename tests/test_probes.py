@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
+from transformers_hw.attention_as_convolution import PictureBert
 from transformers_hw.multi_head_attention import MultiHeadAttention
 from transformers_hw.probes import (
     attention_distance,
@@ -20,6 +21,7 @@ from transformers_hw.probes import (
     patch_filters,
     position_similarity,
 )
+from transformers_hw.self_attention import SelfAttention, ZeroPaddedSelfAttention
 from transformers_hw.transformer import DecoderCache, Encoder, Transformer
 from transformers_hw.vision_transformer import (
     LearnedAxes2D,
@@ -172,6 +174,33 @@ def test_a_vision_transformer_is_heard_in_every_layer(pool: Any) -> None:
         assert layer.shape == (5, 2, n, n)
         same(layer.sum(dim=-1), torch.ones(5, 2, n, **DOUBLE))
     same(model(x), logits)
+
+
+@pytest.mark.parametrize("encoding", ["gaussian", "learned", "learned+content"])
+def test_attention_over_pictures_is_heard(encoding: Any) -> None:
+    sizes = {"dim": 8, "depth": 2, "heads": 3, "hidden_dim": 11}
+    model = PictureBert(encoding=encoding, **sizes, **DOUBLE).eval()
+    x = torch.randn(5, 3, 4, 6, **DOUBLE)
+    with capture_weights(model) as weights:
+        logits = model(x)
+    assert len(weights) == 2
+    for (layer,) in weights.values():
+        assert layer.shape[-5:] == (3, 2, 3, 2, 3)
+        total = layer.sum(dim=(-2, -1))
+        same(total, torch.ones_like(total))
+    same(model(x), logits)
+
+
+def test_of_layers_within_layers_the_innermost_are_heard() -> None:
+    """Each weight is heard once, and named after the layer that forms it."""
+    layer = ZeroPaddedSelfAttention(SelfAttention(12, 3, **DOUBLE), before=1, after=1)
+    with capture_weights(layer) as weights:
+        output, none = layer(torch.randn(2, 5, 12, **DOUBLE))
+    assert none is None
+    assert output.shape == (2, 5, 12)
+    (name, (heard,)) = next(iter(weights.items()))
+    assert (len(weights), name) == (1, "inner.attention")
+    assert heard.shape == (2, 3, 7, 7)
 
 
 # attention_rollout
@@ -406,7 +435,11 @@ def test_filters_are_pictures_of_length_one_with_a_settled_sign() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: capture_weights(nn.Linear(2, 2)).__enter__(), ValueError, "Linear"),
+        (
+            lambda: capture_weights(nn.Linear(2, 2)).__enter__(),
+            ValueError,
+            "layer that can return its weights, got Linear without one",
+        ),
         (
             lambda: capture_weights("model").__enter__(),  # pyright: ignore
             TypeError,

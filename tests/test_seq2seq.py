@@ -407,7 +407,8 @@ def test_a_sentence_is_answered_alike_alone_and_in_a_batch(
     attention: Score | None,
 ) -> None:
     model, (source, _) = small_model(attention), some_tokens()
-    together, _ = model.generate(source, begin=1, end=2, max_length=9)
+    together, weights = model.generate(source, begin=1, end=2, max_length=9)
+    assert weights is None or not weights.requires_grad
     for words, answer in zip(source, together, strict=True):
         alone, _ = model.generate(words[words != 0][None], begin=1, end=2, max_length=9)
         assert torch.equal(F.pad(alone[0], (0, len(answer) - alone.shape[1])), answer)

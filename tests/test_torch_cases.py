@@ -189,10 +189,10 @@ def test_scaled_dot_product_attention(run: Callable[..., Counter[str]]) -> None:
             x.expand(*batch, *x.shape[-2:]) for x in (query, key, value)
         )
         mask = None
-        if options.pop("is_causal"):
+        if options.pop("is_causal", False):
             # Theirs aligns the first query with the first key.
             mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-        bias, dropout = options.pop("attn_mask", None), options.pop("dropout_p")
+        bias, dropout = options.pop("attn_mask", None), options.pop("dropout_p", 0.0)
         assert options == {}
         for explicitly in (False, True):
             torch.manual_seed(3)

@@ -554,6 +554,17 @@ def test_every_parameter_has_a_say() -> None:
         assert (changed > 1e-6) != name.endswith("key_proj.bias")
 
 
+def test_layers_can_do_without_biases() -> None:
+    model = small(bias=False)
+    biases = [name for name in model.state_dict() if name.endswith("bias")]
+    assert biases == ["patch_embedding.proj.bias", "head.bias"]
+    assert model(pictures()).shape == (3, 7)
+
+
+def test_a_model_says_what_its_patches_are() -> None:
+    assert "PatchEmbedding(\n    patch=(5, 3), channels=2" in repr(small())
+
+
 def test_names_and_shapes_of_parameters_stay() -> None:
     linear = {"weight": (12, 12), "bias": (12,)}
     norm = {"weight": (12,), "bias": (12,)}

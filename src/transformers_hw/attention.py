@@ -215,7 +215,8 @@ def attention(
         dropout: Probability of dropping a weight. It acts whenever it is not
             zero: a module passes zero when it is not training.
         return_weights: Compute $A$ explicitly and return it. Otherwise
-            PyTorch's fused kernel runs, which need not store $A$.
+            PyTorch's fused kernel runs, which need not store $A$, but may have no
+            second derivative: see `torch.nn.attention.sdpa_kernel` for another.
 
     Returns:
         The output $H$, and the weights $A$ before dropout, or `None`.

@@ -71,8 +71,7 @@ def capture_weights(
         )
     captured: dict[str, list[Tensor]] = {}
     with ExitStack() as hooks:
-        # Code compiled before does not heed hooks, and what the block would compile
-        # would go on doing so.
+        # Compiled code does not heed hooks that came after it, nor that they went.
         hooks.enter_context(torch.compiler.set_stance("force_eager"))
         for name, layer in layers.items():
             ask, keep = _ask_and_keep(name, captured)

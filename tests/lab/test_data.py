@@ -98,7 +98,7 @@ def test_a_subset_keeps_its_share_of_every_class_and_smaller_ones_lie_within() -
     assert torch.equal(train.subset(1.0).pictures, train.pictures)
     assert not torch.equal(train.subset(0.1, seed=4).pictures, tenth.pictures)
     with pytest.raises(ValueError, match=r"fraction must be in \(0, 1\], got 0"):
-        train.subset(0)
+        train.subset(0.0)
 
 
 # Batches.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from transformers_hw._checks import check_choice, check_sizes
 from transformers_hw.attention_as_convolution.mixing import (
     _asking,
     _check_picture,
+    _outer,
     mix_densely,
     mix_separably,
     mix_shifted,
@@ -226,8 +227,7 @@ class GaussianSelfAttention(nn.Module):
         by_column = self._axis_weights(1, ask_columns, columns).to(x.dtype)
         # A graph that is compiled once for all sizes takes the way that suits most.
         if not torch.compiler.is_compiling() and rows * columns <= FEW_PIXELS:
-            weights = einsum(by_row, by_column, "h i k, h j l -> h i j k l")
-            return mix_densely(weights, *mixing), None
+            return mix_densely(_outer(by_row, by_column), *mixing), None
         return mix_separably(by_row, by_column, *mixing), None
 
     def weights(
@@ -248,7 +248,7 @@ class GaussianSelfAttention(nn.Module):
         if self.hard:
             by_row = self._axis_weights(0, ask[0], rows)
             by_column = self._axis_weights(1, ask[1], columns)
-            return einsum(by_row, by_column, "h i k, h j l -> h i j k l")
+            return _outer(by_row, by_column)
         down = rearrange(self._beyond(0, ask[0], rows), "h i k -> h i 1 k 1")
         right = rearrange(self._beyond(1, ask[1], columns), "h j l -> h 1 j 1 l")
         root = [rearrange(a.sqrt(), "h -> h 1 1 1 1") for a in self._alphas()]

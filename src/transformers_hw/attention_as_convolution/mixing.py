@@ -141,6 +141,13 @@ def _add_product(bias: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     return left @ right if bias is None else torch.addmm(bias, left, right)
 
 
+def _outer(
+    by_row: Float[Tensor, "heads i rows"], by_column: Float[Tensor, "heads j columns"]
+) -> Float[Tensor, "heads i j rows columns"]:
+    down = rearrange(by_row, "h i k -> h i 1 k 1")
+    return down * rearrange(by_column, "h j l -> h 1 j 1 l")
+
+
 def _asking(
     rows: int,
     columns: int,

@@ -24,6 +24,7 @@ from transformers_hw.attention_as_convolution.assignment import BertFFN
 from transformers_hw.attention_as_convolution.gaussian import GaussianSelfAttention
 from transformers_hw.attention_as_convolution.mixing import (
     _check_picture,
+    _outer,
     mix_densely,
     mix_separably,
 )
@@ -147,7 +148,7 @@ class LearnedRelativeSelfAttention(nn.Module):
         mixing = (x, self.value_weight, self.bias)
         if not return_weights:
             return mix_separably(by_row, by_column, *mixing), None
-        weights = einsum(by_row, by_column, "h i k, h j l -> h i j k l")
+        weights = _outer(by_row, by_column)
         return mix_densely(weights, *mixing), weights
 
     def _scores(self, codes: Tensor, heads: Tensor, length: int) -> Tensor:

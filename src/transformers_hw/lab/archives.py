@@ -19,7 +19,8 @@ from einops import rearrange
 from jaxtyping import Int64, UInt8
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
-from tqdm import tqdm
+
+from transformers_hw.lab.bars import bar
 
 SPLITS = ("train", "test")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".webp")
@@ -150,7 +151,7 @@ def _decode(
     labels: dict[str, list[int]] = {split: [] for split in SPLITS}
     pixels: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     wanted = size
-    for split, label, name in tqdm(entries, desc=path.name, unit=" pictures"):
+    for split, label, name in bar(entries, desc=path.name, unit=" pictures"):
         picture = _picture(f"{path}: {name}", read(name), size)
         wanted = wanted or picture.shape[:2]
         if picture.shape[:2] != wanted:

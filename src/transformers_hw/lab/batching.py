@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
@@ -257,12 +257,8 @@ def crop_and_flip(
     columns = torch.where(rearrange(mirrored, "n -> n 1"), columns.flip(0), columns)
     columns = rearrange(left, "n -> n 1") + columns
     rows = rearrange(top, "n -> n 1") + torch.arange(height, device=pictures.device)
-    picture = torch.arange(len(pictures), device=pictures.device)
-    # A slice between indices would come last; so the channels are indices too.
-    channel = torch.arange(pictures.shape[1], device=pictures.device)
-    return padded[
-        rearrange(picture, "n -> n 1 1 1"),
-        rearrange(channel, "c -> 1 c 1 1"),
-        rearrange(rows, "n h -> n 1 h 1"),
-        rearrange(columns, "n w -> n 1 1 w"),
-    ]
+    row_starts = rearrange(rows * padded.shape[-1], "n h -> n h 1")
+    places = row_starts + rearrange(columns, "n w -> n 1 w")
+    places = repeat(places, "n h w -> n c (h w)", c=pictures.shape[1])
+    pixels = rearrange(padded, "n c h w -> n c (h w)").gather(-1, places)
+    return rearrange(pixels, "n c (h w) -> n c h w", h=height)

@@ -2,13 +2,11 @@
 
 import hashlib
 import http.client
-import shutil
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tqdm import tqdm
-
+from transformers_hw.lab.bars import bar
 from transformers_hw.lab.files import whole_file
 
 
@@ -43,13 +41,11 @@ def download(url: str, path: Path, *, sha256: str, timeout: float = 30.0) -> Non
             urllib.request.urlopen(request, timeout=timeout) as response,
         ):
             expected = response.length
-            with (
-                temporary.open("wb") as file,
-                tqdm.wrapattr(
-                    response, "read", total=expected, desc=path.name
-                ) as reading,
-            ):
-                shutil.copyfileobj(reading, file, 1 << 20)
+            shown = {"desc": path.name, "unit": "B", "unit_scale": True}
+            with temporary.open("wb") as file, bar(total=expected, **shown) as received:
+                while piece := response.read(1 << 16):
+                    file.write(piece)
+                    received.update(len(piece))
             _check(temporary, expected, response.headers.get_content_type(), sha256)
     except DownloadError as error:
         raise DownloadError(f"{url}: {error} {_by_hand(path)}") from None

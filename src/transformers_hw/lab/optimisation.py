@@ -171,6 +171,9 @@ def make_optimiser(model: nn.Module, config: TrainingConfig) -> torch.optim.Opti
         {"params": free, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    # One pass over each parameter, where PyTorch has a kernel for that.
+    devices = {parameter.device.type for parameter in decaying + free}
+    options: dict[str, Any] = {"fused": devices <= {"cpu", "cuda"}}
     if config.optimiser == "sgd":
-        return torch.optim.SGD(groups, config.learning_rate, momentum=0.9)
-    return torch.optim.AdamW(groups, config.learning_rate)
+        return torch.optim.SGD(groups, config.learning_rate, momentum=0.9, **options)
+    return torch.optim.AdamW(groups, config.learning_rate, **options)

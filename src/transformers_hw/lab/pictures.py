@@ -133,8 +133,8 @@ def load_pictures(
         source: `"digits"` for the 1,797 handwritten digits, 8 by 8 pixels, that come
             with scikit-learn, of which every fifth of a class is for testing;
             `"cifar10"` for CIFAR-10, downloaded once; or the path of a folder or a zip
-            of `train/<class>/*` and `test/<class>/*`. What a zip holds is kept, decoded,
-            in [`cache_folder`][transformers_hw.lab.pictures.cache_folder].
+            of `train/<class>/*` and `test/<class>/*`. What a zip holds is kept,
+            decoded, in [`cache_folder`][transformers_hw.lab.pictures.cache_folder].
         size: Height and width to bring pictures from the disk to; otherwise they must
             all have one size.
 

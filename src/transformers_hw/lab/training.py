@@ -2,7 +2,6 @@
 
 import math
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from tqdm import tqdm
 
+from transformers_hw.lab.bars import bar
 from transformers_hw.lab.batching import Batches
 from transformers_hw.lab.checkpoint import (
     Progress,
@@ -164,7 +164,9 @@ def train(
 
             folder, future = str(config.out / "tensorboard"), progress.step + 1
             curves = stack.enter_context(SummaryWriter(folder, purge_step=future))
-        bar = stack.enter_context(_bar(progress.step, total, shown=team.leads))
+        steps = stack.enter_context(
+            bar(initial=progress.step, total=total, unit="step", disable=not team.leads)
+        )
         begun = time.monotonic() - progress.seconds
         saved = time.monotonic()
 
@@ -200,7 +202,7 @@ def train(
                 progress.step += 1
                 for name, value in sums.items():
                     progress.running[name] = progress.running.get(name, 0.0) + value
-                _advance(bar, progress)
+                _advance(steps, progress)
                 if stopping:
                     raise Stopped(request.number or signal.SIGTERM)
                 waited = time.monotonic() - saved
@@ -354,26 +356,15 @@ def _steps_since_record(progress: Progress) -> int:
     return progress.step - (progress.history[-1]["step"] if progress.history else 0)
 
 
-def _bar(step: int, total: int, *, shown: bool) -> tqdm:
-    return tqdm(
-        initial=step,
-        total=total,
-        unit="step",
-        disable=not shown,
-        # A terminal is watched; a log is read afterwards.
-        mininterval=0.1 if sys.stderr.isatty() else 30.0,
-    )
-
-
-def _advance(bar: tqdm, progress: Progress) -> None:
-    bar.update()
-    if not bar.disable:
+def _advance(steps: tqdm, progress: Progress) -> None:
+    steps.update()
+    if not steps.disable:
         found = means(progress.running)
         shown = {name: x for name, x in found.items() if name in ("loss", "accuracy")}
-        steps_per_second = (bar.n - bar.initial) / max(bar.format_dict["elapsed"], 1e-9)
-        samples_per_step = found["count"] / _steps_since_record(progress)
-        shown["samples/s"] = round(steps_per_second * samples_per_step)
-        bar.set_postfix(shown, refresh=False)
+        rate = (steps.n - steps.initial) / max(steps.format_dict["elapsed"], 1e-9)
+        samples = found["count"] / _steps_since_record(progress)
+        shown["samples/s"] = round(rate * samples)
+        steps.set_postfix(shown, refresh=False)
 
 
 def _draw(curves: Any, record: Mapping[str, Any]) -> None:
