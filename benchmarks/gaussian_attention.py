@@ -13,8 +13,8 @@ import argparse
 import gc
 import json
 import math
+import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -52,11 +52,11 @@ class DenseGaussianAttention(nn.Module):
     def __init__(self, side: int, layer: GaussianSelfAttention) -> None:
         super().__init__()
         heads, dim, output_dim = layer.value_weight.shape
-        at = torch.arange(side)
+        at = torch.arange(side).float()
         down = rearrange(at, "k -> 1 1 k 1") - rearrange(at, "i -> i 1 1 1")
         right = rearrange(at, "l -> 1 1 1 l") - rearrange(at, "j -> 1 j 1 1")
         terms = torch.broadcast_tensors(down, right, down**2, right**2, down * right)
-        self.codes = torch.stack(terms, dim=-1).float()
+        self.codes = torch.stack(terms, dim=-1)
         self.centers = nn.Parameter(layer.head_centers().detach().clone())
         self.spreads = nn.Parameter(torch.ones(heads))
         self.value = nn.Linear(heads * dim, output_dim)
@@ -151,23 +151,51 @@ def compare(side: int, batch: int, *, repeats: int) -> dict[str, object]:
     return results
 
 
-def peak_megabytes(which: str, side: int, batch: int) -> float:
-    """Measure in a process of its own what one run with gradients adds to memory."""
-    command = [sys.executable, __file__, "--memory", which, str(side), str(batch)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(ran.stdout.split()[-1])
+def peak_megabytes(side: int, batch: int, *, returned: bool) -> dict[str, float]:
+    """Measure, each in a process of its own, what a run with gradients needs.
+
+    The C library keeps freed blocks of a few megabytes for later, in heaps that
+    fragment. With `returned`, it is told to give them back at once, so that what is
+    measured is what the layers hold at one time.
+    """
+    settings = {"MALLOC_MMAP_THRESHOLD_": "65536"} if returned else {}
+    peaks = {}
+    for which in ("ours", "theirs"):
+        command = [sys.executable, __file__, "--memory", which, str(side), str(batch)]
+        ran = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, **settings},
+        )
+        peaks[which] = float(ran.stdout.split()[-1])
+    return {
+        **{which: round(size, 1) for which, size in peaks.items()},
+        "share": round(peaks["ours"] / peaks["theirs"], 4),
+    }
 
 
 def measure_memory(which: str, side: int, batch: int) -> float:
-    """Give the growth of the largest resident size, in megabytes, during one run."""
-    ours, theirs = contenders(side)
-    layer = ours if which == "ours" else theirs
-    small = torch.randn(1, side, side, DIM)[:, :2, :2]
-    forward(ours, small).sum().backward()  # wakes the thread pool and its buffers
-    x = torch.randn(batch, side, side, DIM)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with_backward(layer, x)()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    """Give how far one run raises the resident memory, in megabytes (on Linux)."""
+
+    def resident(what: str) -> int:
+        status = Path("/proc/self/status").read_text("utf-8")
+        return next(
+            int(line.split()[1]) for line in status.splitlines() if what in line
+        )
+
+    layer: nn.Module = GaussianSelfAttention(DIM, HEADS)
+    if which == "theirs":
+        layer = contenders(side)[1]
+    else:
+        forward(layer, torch.randn(1, 16, 16, DIM)).sum().backward()  # wakes threads
+    work = with_backward(layer, torch.randn(batch, side, side, DIM))
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    before = resident("VmRSS")
+    work()
+    return (resident("VmHWM") - before) / 1024
 
 
 def growth(sides: list[int], *, repeats: int) -> dict[str, object]:
@@ -229,7 +257,6 @@ def main() -> None:
     for side, batch in sizes:
         compared[side, batch] = compare(side, batch, repeats=repeats[side])
         print(side, batch, json.dumps(compared[side, batch]), flush=True)
-    memory = {who: peak_megabytes(who, 64, 4) for who in ("ours", "theirs")}
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -240,8 +267,8 @@ def main() -> None:
         "heads": HEADS,
         "comparisons": report(compared),
         "peak_megabytes_at_64x64_batch_4": {
-            **{who: round(size, 1) for who, size in memory.items()},
-            "share": round(memory["ours"] / memory["theirs"], 4),
+            "freed_memory_returned": peak_megabytes(64, 4, returned=True),
+            "freed_memory_kept": peak_megabytes(64, 4, returned=False),
         },
         "growth": growth([16, 32, 64, 128], repeats=5),
         "milliseconds_at_256x256": round(

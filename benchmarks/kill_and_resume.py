@@ -9,7 +9,6 @@ history must equal, in every bit, those of a run that nobody has killed; then a 
 begins. The record goes to `benchmarks/records/kill_and_resume.json`.
 """
 
-import os
 import random
 import shutil
 import signal
@@ -51,7 +50,7 @@ class Config:
     """
 
     kills: int = 200
-    longest: float = 0.6
+    longest: float = 0.3
     seed: int = 0
     record: Path = Path(__file__).parent / "records/kill_and_resume.json"
 
@@ -64,26 +63,27 @@ def main(config: Config) -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole = small_config(Path(folder) / "whole")
         require(finish(start(whole)) == [0], "the first run failed")
+        epochs = len(final_state(whole.out)[1]["progress"]["history"])
         training = small_config(Path(folder) / "killed", checkpoint_steps=1)
-        for _ in tqdm(range(config.kills), unit="kill"):
-            process = start(training, mishap=Mishap(pause=0.002))
+        bar = tqdm(total=config.kills, unit="kill")
+        while found["kills"] < config.kills:
+            process = start(training, mishap=Mishap(pause=0.001))
             while not (training.out / "alive-0").exists() and process.is_alive():
                 time.sleep(0.001)
             time.sleep(moments.uniform(0.0, config.longest))
-            os.kill(process.pid or 0, signal.SIGKILL)
+            process.kill()
             code = finish(process)[0]
             require(code in (0, -signal.SIGKILL), f"a run ended with {code}")
             (training.out / "alive-0").unlink(missing_ok=True)
             found["kills"] += code != 0
+            bar.update(code != 0)
             found["half_written"] += (training.out / f"{CHECKPOINT}.tmp").exists()
             if not (training.out / CHECKPOINT).exists():
                 found["before_the_first"] += 1
                 continue
             # Reading it checks that it is whole.
-            if (
-                final_state(training.out)[1]["progress"]
-                == (final_state(whole.out)[1]["progress"])
-            ):
+            _, about = final_state(training.out)
+            if len(about["progress"]["history"]) == epochs:
                 found["finished"] += 1
                 different += not same_state(whole.out, training.out)
                 shutil.rmtree(training.out)

@@ -11,7 +11,7 @@ the book does not have, and each test says how many it left out and why.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -47,7 +47,6 @@ class Case:
 
     args: tuple[Any, ...]
     options: dict[str, Any]
-    built: dict[str, Any] = field(default_factory=dict)
     module: nn.Module | None = None
 
     def theirs(self) -> nn.Module:
@@ -72,7 +71,7 @@ def _leaf(x: Any) -> Any:
     return x.detach().clone().requires_grad_(x.is_floating_point())
 
 
-def module_cases(kind: type[nn.Module], *, training: bool = True) -> Iterator[Case]:
+def module_cases(kind: type[nn.Module]) -> Iterator[Case]:
     """Give the cases of a module, built, with parameters drawn at random."""
     infos = [info for info in _databases()[0] if info.module_cls is kind]
     for info in infos:
@@ -81,10 +80,10 @@ def module_cases(kind: type[nn.Module], *, training: bool = True) -> Iterator[Ca
             device="cpu",
             dtype=torch.float64,
             requires_grad=True,
-            training=training,
+            training=True,
         ):
             given = sample.constructor_input
-            module = kind(*given.args, **given.kwargs).double().train(training)
+            module = kind(*given.args, **given.kwargs).double()
             with torch.no_grad():
                 # Norms start at one, biases at zero, stacked layers alike: mistakes
                 # in taking them over would not show.
@@ -94,7 +93,6 @@ def module_cases(kind: type[nn.Module], *, training: bool = True) -> Iterator[Ca
             yield Case(
                 tuple(_leaf(x) for x in called.args),
                 {name: _leaf(x) for name, x in called.kwargs.items()},
-                given.kwargs,
                 module,
             )
 
@@ -139,7 +137,7 @@ def assert_same(case: Case, ours: Tensor, theirs: Tensor) -> None:
 
 @pytest.fixture
 def run(
-    record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]
+    record_property: Callable[[str, object], None],
 ) -> Callable[..., Counter[str]]:
     def run(
         name: str,
@@ -163,8 +161,6 @@ def run(
             f", {reasons.total()} not applicable: {why}" if why else ""
         )
         record_property("cases", line)
-        with capsys.disabled():
-            print(f"\n{line}", end=" ")
         assert ran >= at_least, line
         return reasons
 

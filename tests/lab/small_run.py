@@ -21,9 +21,10 @@ from tqdm import tqdm
 from transformers_hw.lab.batching import Batches, PictureBatches
 from transformers_hw.lab.checkpoint import Progress
 from transformers_hw.lab.files import read_tensors
+from transformers_hw.lab.objectives import classify
 from transformers_hw.lab.optimisation import TrainingConfig
 from transformers_hw.lab.pictures import Split
-from transformers_hw.lab.training import CHECKPOINT, classify, train
+from transformers_hw.lab.training import CHECKPOINT, train
 from transformers_hw.vision_transformer import VisionTransformer
 
 # The server imports these once; its children need no seconds to start.

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,25 +30,18 @@ class Request:
 
 
 @contextmanager
-def heed_signals(*, patience: float = 0.0) -> Iterator[Request]:
+def heed_signals() -> Iterator[Request]:
     """Take the first SIGINT or SIGTERM as a request, and the second as an order.
-
-    Args:
-        patience: For how many seconds after the first signal another one counts as the
-            same. `torchrun` passes on to its processes what a terminal has sent to
-            all of them already.
 
     Yields:
         What has been asked for, to be looked at between steps.
     """
-    request, first = Request(), 0.0
+    request = Request()
 
     def handle(number: int, _: object) -> None:
-        nonlocal first
-        if request.number and time.monotonic() - first >= patience:
+        if request.number:
             os._exit(128 + number)
-        if not request.number:
-            request.number, first = number, time.monotonic()
+        request.number = number
 
     if threading.current_thread() is not threading.main_thread():
         yield request

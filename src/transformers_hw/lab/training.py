@@ -29,6 +29,7 @@ from transformers_hw.lab.devices import (
 )
 from transformers_hw.lab.distributed import Team, join_team
 from transformers_hw.lab.files import sole_writer
+from transformers_hw.lab.objectives import Objective, means
 from transformers_hw.lab.optimisation import (
     TrainingConfig,
     learning_rate,
@@ -36,56 +37,10 @@ from transformers_hw.lab.optimisation import (
 )
 from transformers_hw.lab.seeds import derived_seed
 from transformers_hw.lab.signals import Request, Stopped, heed_signals
-from transformers_hw.transformer.training import label_smoothing_loss
 
 CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "weights.safetensors"
 
-Totals = Mapping[str, Tensor]
-Objective = Callable[[nn.Module, tuple[Tensor, ...]], Totals]
 Callback = Callable[[nn.Module, int], Mapping[str, Any]]
-
-
-def totals(
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    smoothing: float = 0.0,
-    padding_token: int | None = None,
-) -> dict[str, Tensor]:
-    """Add up what a batch of predictions is worth.
-
-    Sums, unlike means, can be added up over batches and processes of unequal size.
-
-    Args:
-        logits: Scores of the classes, along the last axis.
-        targets: The right classes.
-        smoothing: How unsure targets are.
-        padding_token: A target that does not count.
-
-    Returns:
-        The sum of losses, the number of right predictions, and how many there were.
-
-    Examples:
-        >>> logits = torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0]])
-        >>> sums = totals(logits, torch.tensor([1, 0]), padding_token=0)
-        >>> {name: int(x) for name, x in sums.items()}
-        {'loss': 0, 'correct': 1, 'count': 1}
-    """
-    real = torch.ones_like(targets, dtype=torch.bool)
-    if padding_token is not None:
-        real = targets != padding_token
-    mean = label_smoothing_loss(
-        logits.float(), targets, smoothing=smoothing, padding_token=padding_token
-    )
-    count = real.sum()
-    correct = ((logits.argmax(dim=-1) == targets) & real).sum()
-    return {"loss": mean * count, "correct": correct, "count": count}
-
-
-def classify(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Have a model classify a batch of inputs and labels: the plainest objective."""
-    inputs, labels = batch
-    return totals(model(inputs), labels)
 
 
 def train(
@@ -120,7 +75,7 @@ def train(
         config: How to train.
         evaluations: What to evaluate after each epoch, by name.
         callbacks: Called with the model and the epoch after each epoch, in the process
-            that leads; what they return goes into the history, as JSON.
+            that leads; what they return, as JSON has it, goes into the history.
         about: More facts that a checkpoint must agree in, such as which data this is.
 
     Returns:
@@ -145,9 +100,7 @@ def train(
             if config.start_over:
                 path.unlink(missing_ok=True)
         team.wait()
-        # A terminal's interrupt reaches every process twice: torchrun passes it on.
-        patience = 1.0 if team.size > 1 else 0.0
-        request = stack.enter_context(heed_signals(patience=patience))
+        request = stack.enter_context(heed_signals())
         identity = {**config.identity(), **(about or {})}
         progress = load_checkpoint(path, model, optimiser, identity) or Progress()
         trained = team.share_gradients(model, device)
@@ -242,25 +195,6 @@ def evaluate(
     """
     worker = _Worker(objective, device, precision, Team(), Request())
     return worker.evaluate(model, batches)
-
-
-def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Divide sums by the `count` among them; `correct` gives `accuracy`.
-
-    Args:
-        sums: Sums by name.
-
-    Returns:
-        Means, and the exact counts.
-
-    Examples:
-        >>> means({"loss": 6.0, "correct": 1.0, "count": 4.0})
-        {'loss': 1.5, 'accuracy': 0.25, 'correct': 1, 'count': 4}
-    """
-    counts = {name: int(sums[name]) for name in ("correct", "count") if name in sums}
-    found = {name: x / sums["count"] for name, x in sums.items() if name != "count"}
-    named = {"accuracy" if k == "correct" else k: x for k, x in found.items()}
-    return {**named, **counts}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""What is to be made small, and what to be counted on the way."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from transformers_hw.transformer.training import label_smoothing_loss
+
+Objective = Callable[[nn.Module, tuple[Tensor, ...]], Mapping[str, Tensor]]
+
+
+def totals(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    smoothing: float = 0.0,
+    padding_token: int | None = None,
+) -> dict[str, Tensor]:
+    """Add up what a batch of predictions is worth.
+
+    Sums, unlike means, can be added up over batches and processes of unequal size.
+
+    Args:
+        logits: Scores of the classes, along the last axis.
+        targets: The right classes.
+        smoothing: How unsure targets are.
+        padding_token: A target that does not count.
+
+    Returns:
+        The sum of losses, the number of right predictions, and how many there were.
+
+    Examples:
+        >>> logits = torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0]])
+        >>> sums = totals(logits, torch.tensor([1, 0]), padding_token=0)
+        >>> {name: int(x) for name, x in sums.items()}
+        {'loss': 0, 'correct': 1, 'count': 1}
+    """
+    real = torch.ones_like(targets, dtype=torch.bool)
+    if padding_token is not None:
+        real = targets != padding_token
+    mean = label_smoothing_loss(
+        logits.float(), targets, smoothing=smoothing, padding_token=padding_token
+    )
+    count = real.sum()
+    correct = ((logits.argmax(dim=-1) == targets) & real).sum()
+    return {"loss": mean * count, "correct": correct, "count": count}
+
+
+def classify(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Have a model classify a batch of inputs and labels: the plainest objective."""
+    inputs, labels = batch
+    return totals(model(inputs), labels)
+
+
+def means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Divide sums by the `count` among them; `correct` gives `accuracy`.
+
+    Args:
+        sums: Sums by name.
+
+    Returns:
+        Means, and the exact counts.
+
+    Examples:
+        >>> means({"loss": 6.0, "correct": 1.0, "count": 4.0})
+        {'loss': 1.5, 'accuracy': 0.25, 'correct': 1, 'count': 4}
+    """
+    counts = {name: int(sums[name]) for name in ("correct", "count") if name in sums}
+    found = {name: x / sums["count"] for name, x in sums.items() if name != "count"}
+    named = {"accuracy" if k == "correct" else k: x for k, x in found.items()}
+    return {**named, **counts}
