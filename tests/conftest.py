@@ -4,9 +4,10 @@ import pytest
 import torch
 from einops import rearrange
 
-# einops notes the first kind of tensor it meets, which torch.export would report as
-# a side effect of the module that it happens to be exporting.
+# einops notes each kind of tensor it meets, which torch.export would report as a side
+# effect of the module that it happens to be exporting.
 rearrange(torch.zeros(1), "a -> a 1")
+rearrange(torch.nn.Parameter(torch.zeros(1)), "a -> a 1")
 
 
 def pytest_collection_modifyitems(
@@ -20,6 +21,9 @@ def pytest_collection_modifyitems(
     hooked = bool(config.getoption("jaxtyping_packages"))
     chosen, others = [], []
     for item in items:
+        if "compile" in item.name or "export" in item.name:
+            # Coverage would trace the tracing, at three times the cost.
+            item.add_marker("no_cover")
         unhooked = item.get_closest_marker("unhooked") is not None
         (others if unhooked == hooked else chosen).append(item)
     items[:] = chosen
