@@ -81,20 +81,26 @@ def mix_separably(
     b, i, j = len(x), by_row.shape[1], by_column.shape[1]
     project_first = value_weight.shape[2] < value_weight.shape[1]
     rows_of_pixels = rearrange(x, "b k l d -> b k (l d)")
-    mixed = x.new_zeros(value_weight.shape[2]) if bias is None else bias
+    start = mixed = x.new_zeros(value_weight.shape[2]) if bias is None else bias
     # Head by head, since what one head makes fits the cache and what all make does
-    # not; expanded operands, since they make batched products without copies.
+    # not; expanded operands, since they make batched products without copies; and
+    # summed in place, which autocast leaves alone, hence the types.
     for r, c, w in zip(by_row, by_column, value_weight, strict=True):
         if project_first:
             rows_of_pixels = rearrange(x @ w, "b k l e -> b k (l e)")
         seen = torch.bmm(r.expand(b, -1, -1), rows_of_pixels)
         seen = rearrange(seen, "b i (l d) -> (b i) l d", l=x.shape[2])
-        columns_for_each_row = c.expand(b * i, -1, -1)
-        if project_first:
-            mixed = torch.baddbmm(mixed, columns_for_each_row, seen)
+        columns = c.to(seen.dtype).expand(b * i, -1, -1)
+        if not project_first:
+            seen = rearrange(torch.bmm(columns, seen), "bi j d -> (bi j) d")
+        if mixed is start and project_first:
+            mixed = torch.baddbmm(start, columns, seen)
+        elif mixed is start:
+            mixed = torch.addmm(start, seen, w)
+        elif project_first:
+            mixed.baddbmm_(columns, seen)
         else:
-            seen = torch.bmm(columns_for_each_row, seen)
-            mixed = torch.addmm(mixed, rearrange(seen, "bi j d -> (bi j) d"), w)
+            mixed.addmm_(seen, w.to(seen.dtype))
     pattern = "(b i) j e -> b i j e" if project_first else "(b i j) e -> b i j e"
     return rearrange(mixed, pattern, b=b, i=i, j=j)
 
