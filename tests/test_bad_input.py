@@ -1135,7 +1135,7 @@ TABLE: list[Row] = [
         "GRU with an integer padding mask",
         lambda: book.GRU(3, 5)(zeros(2, 7, 3), padding_mask=ints(2, 7)),
         TypeError,
-        "padding_mask must be bool, got torch.int64",
+        "padding_mask must be a boolean tensor (True = a real step), got torch.int64",
     ),
     (
         "Alignment by another score",
@@ -1165,7 +1165,7 @@ TABLE: list[Row] = [
         "Seq2Seq with a word outside the vocabulary",
         lambda: book.Seq2Seq(17, dim=3, hidden_dim=5)(ids(2, 5) + 16, ids(2, 3)),
         ValueError,
-        "source must be 0 to 16, got 17 to 17",
+        "source must be from 0 to 16, got 17 to 17",
     ),
     (
         "Seq2Seq that begins outside the vocabulary",
@@ -1173,7 +1173,7 @@ TABLE: list[Row] = [
             ids(2, 5), begin=17, end=2, max_length=3
         ),
         ValueError,
-        "begin and end must be 0 to 16, got 2 to 17",
+        "begin must be a token from 0 to 16, got 17",
     ),
     (
         "a patch that does not divide",

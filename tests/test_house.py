@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def kept_files() -> Iterator[Path]:
     """Give every file of the project but the ignored and the vendored ones."""
     ignored = (ROOT / ".gitignore").read_text("utf-8").split()
     left_out = {".git", *(line.strip("/") for line in ignored if line.endswith("/"))}
+    patterns = [line for line in ignored if not line.endswith("/")]
     for folder, names, files in os.walk(ROOT):
         here = Path(folder)
         names[:] = [
@@ -53,7 +55,9 @@ def kept_files() -> Iterator[Path]:
             if name not in left_out
             and (here / name).relative_to(ROOT).as_posix() not in VENDORED
         ]
-        yield from (here / name for name in files)
+        for name in files:
+            if not any(fnmatch(name, pattern) for pattern in patterns):
+                yield here / name
 
 
 def scripts() -> list[Path]:

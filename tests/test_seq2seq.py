@@ -956,12 +956,15 @@ WHOLE = "must be a whole number from 1 on, got"
         (lambda: small_model(None, dim=0), f"dim {WHOLE} 0"),
         (
             lambda: small_model(None, padding_token=17),
-            "padding_token must be 0 to 16, got 17 to 17",
+            "padding_token must be a token from 0 to 16, got 17",
         ),
-        (lambda: MODEL(TOKENS * 17, WORDS), "source must be 0 to 16, got 17 to 17"),
+        (
+            lambda: MODEL(TOKENS * 17, WORDS),
+            "source must be from 0 to 16, got 17 to 17",
+        ),
         (
             lambda: MODEL(TOKENS, WORDS - 2),
-            "target_inputs must be 0 to 16, got -1 to -1",
+            "target_inputs must be from 0 to 16, got -1 to -1",
         ),
         (
             lambda: MODEL(TOKENS[0], WORDS),
@@ -977,11 +980,11 @@ WHOLE = "must be a whole number from 1 on, got"
         ),
         (
             lambda: MODEL.generate(TOKENS, begin=17, end=2, max_length=3),
-            "begin and end must be 0 to 16, got 2 to 17",
+            "begin must be a token from 0 to 16, got 17",
         ),
         (
             lambda: MODEL.generate(TOKENS, begin=1, end=-1, max_length=3),
-            "begin and end must be 0 to 16, got -1 to 1",
+            "end must be a token from 0 to 16, got -1",
         ),
         (lambda: TASK.encode("<U> wait!"), "a–z, A–Z and spaces, got '!'"),
         (
@@ -990,7 +993,7 @@ WHOLE = "must be a whole number from 1 on, got"
         ),
         (
             lambda: TASK.decode(torch.tensor([3, 58])),
-            "tokens must be 0 to 57, got 3 to 58",
+            "tokens must be from 0 to 57, got 3 to 58",
         ),
         (lambda: TASK.batch([]), f"sources {WHOLE} 0"),
         (lambda: TASK.sample(0, min_length=2, max_length=5), f"batch {WHOLE} 0"),
@@ -1013,7 +1016,7 @@ def test_a_wrong_value_is_refused(call: Callable[[], object], message: str) -> N
         (lambda: LAYER(X.long()), "x must be a floating-point tensor, got torch.int64"),
         (
             lambda: LAYER(X, padding_mask=torch.ones(B, N).long()),
-            "padding_mask must be bool, got torch.int64",
+            "boolean tensor (True = a real step), got torch.int64",
         ),
         (
             lambda: LOOK(QUERY, MEMORY, mask=torch.ones(N)),

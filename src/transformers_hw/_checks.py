@@ -30,6 +30,18 @@ def check_eps(eps: float) -> None:
         raise ValueError(f"eps must be zero or greater, got {eps}.")
 
 
+def height_and_width(name: str, size: int | tuple[int, int]) -> tuple[int, int]:
+    """Read a height and a width, or one number for both."""
+    try:
+        height, width = (size, size) if isinstance(size, int) else size
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be one whole number or two, got {size!r}."
+        ) from None
+    check_sizes(**{f"{name} height": height, f"{name} width": width})
+    return height, width
+
+
 def check_dropout(dropout: float) -> None:
     """Refuse what is no probability below one."""
     if not 0.0 <= dropout < 1.0:

@@ -15,8 +15,13 @@ from einops import einsum, rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transformers_hw._checks import check_axes, check_float, check_sizes
-from transformers_hw.vision_transformer import PatchEmbedding, _height_and_width
+from transformers_hw._checks import (
+    check_axes,
+    check_float,
+    check_sizes,
+    height_and_width,
+)
+from transformers_hw.vision_transformer import PatchEmbedding
 
 
 @contextmanager
@@ -185,8 +190,8 @@ def attention_distance(
         Dosovitskiy et al. (2021), [An Image is Worth 16x16 Words
         ](https://arxiv.org/abs/2010.11929), section 4.5 and appendix D.7.
     """
-    rows, columns = _height_and_width("grid", grid)
-    height, width = _height_and_width("patch", patch)
+    rows, columns = height_and_width("grid", grid)
+    height, width = height_and_width("patch", patch)
     tokens = rows * columns + int(class_token)
     check_float("weights", weights, "...", tokens, tokens)
     weights = _precise(weights)[..., int(class_token) :, int(class_token) :]

@@ -34,11 +34,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from transformers_hw._checks import (
     check_axes,
+    check_below,
     check_choice,
     check_float,
     check_integers,
+    check_mask,
     check_sizes,
-    kind,
+    check_token,
 )
 from transformers_hw.attention import attention, softargmax
 
@@ -119,8 +121,7 @@ class RNN(nn.Module):
         check_float("x", x, "batch", "length", self.input_dim)
         check_sizes(length=x.shape[1])
         if padding_mask is not None:
-            if kind(padding_mask) != "torch.bool":
-                raise TypeError(f"padding_mask must be bool, got {kind(padding_mask)}.")
+            check_mask("padding_mask", padding_mask, "a real step")
             check_axes("padding_mask", padding_mask, *x.shape[:2])
             x = x.where(rearrange(padding_mask, "b n -> b n 1"), 0.0)
         steps = F.linear(x, self.weight_ih, self.bias_ih)
@@ -307,7 +308,7 @@ class Seq2Seq(nn.Module):
         check_sizes(vocabulary=vocabulary, dim=dim, hidden_dim=hidden_dim)
         check_choice("cell", cell, ("gru", "rnn"))
         check_choice("attention", attention, (None, *get_args(Score)))
-        _check_tokens("padding_token", torch.tensor(padding_token), vocabulary)
+        check_token("padding_token", padding_token, vocabulary)
         self.vocabulary, self.padding_token = vocabulary, padding_token
         layer, seen = GRU if cell == "gru" else RNN, hidden_dim
         self.source_embedding = nn.Embedding(vocabulary, dim, **place)
@@ -389,7 +390,8 @@ class Seq2Seq(nn.Module):
             The tokens, padded after the end, and the weights, zero there, or `None`.
         """
         check_sizes(max_length=max_length)
-        _check_tokens("begin and end", torch.tensor([begin, end]), self.vocabulary, 2)
+        check_token("begin", begin, self.vocabulary)
+        check_token("end", end, self.vocabulary)
         memory, state = self.encode(source)
         token = source.new_full((len(source), 1), begin)
         done = torch.zeros_like(token, dtype=torch.bool)
@@ -493,8 +495,4 @@ class ChangeOfCase:
 
 def _check_tokens(name: str, tokens: Tensor, count: int, *axes: str | int) -> None:
     check_integers(name, tokens, *axes)
-    # Reading values back would stall a GPU and cannot be traced by a compiler.
-    if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
-        low, high = (int(x) for x in tokens.aminmax()) if tokens.numel() else (0, 0)
-        if low < 0 or high >= count:
-            raise ValueError(f"{name} must be 0 to {count - 1}, got {low} to {high}.")
+    check_below(name, tokens, count)

@@ -25,7 +25,12 @@ from einops import rearrange, reduce, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transformers_hw._checks import check_choice, check_float, check_sizes
+from transformers_hw._checks import (
+    check_choice,
+    check_float,
+    check_sizes,
+    height_and_width,
+)
 from transformers_hw.positional_encoding import (
     LearnedPositions2D,
     SinusoidalPositions2D,
@@ -87,7 +92,7 @@ class PatchEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.patch = _height_and_width("patch", patch)
+        self.patch = height_and_width("patch", patch)
         check_sizes(channels=channels, dim=dim)
         self.channels = channels
         pixels = channels * self.patch[0] * self.patch[1]
@@ -193,7 +198,7 @@ class LearnedAxes2D(nn.Module):
         super().__init__()
         if dim < 2 or dim % 2:
             raise ValueError(f"dim must be positive and even, got {dim}.")
-        rows, columns = _height_and_width("grid", grid)
+        rows, columns = height_and_width("grid", grid)
         place = {"device": device, "dtype": dtype}
         self.rows = LearnedPositions2D((rows, 1), dim // 2, **place)
         self.columns = LearnedPositions2D((1, columns), dim // 2, **place)
@@ -298,7 +303,7 @@ class VisionTransformer(nn.Module):
             patch, channels, dim, device=device, dtype=dtype
         )
         self.grid = _grid(
-            _height_and_width("picture", picture), self.patch_embedding.patch
+            height_and_width("picture", picture), self.patch_embedding.patch
         )
         self.pool = pool
         self.positions = _positions(positions, self.grid, dim, device, dtype)
@@ -467,17 +472,6 @@ def _positions(
         return LearnedAxes2D(grid, dim, device=device, dtype=dtype)
     check_choice("positions", name, ("learned", "learned_axes", "sinusoidal", "none"))
     return SinusoidalPositions2D(dim) if name == "sinusoidal" else nn.Identity()
-
-
-def _height_and_width(name: str, size: int | tuple[int, int]) -> tuple[int, int]:
-    try:
-        height, width = (size, size) if isinstance(size, int) else size
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{name} must be one whole number or two, got {size!r}."
-        ) from None
-    check_sizes(**{f"{name} height": height, f"{name} width": width})
-    return height, width
 
 
 def _grid(picture: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
