@@ -52,6 +52,26 @@ class Redraw:
 
 
 Config = TypeVar("Config", bound=ExampleConfig)
+SHOWN = Path("docs/figures")
+
+
+def training_folder(config: ExampleConfig, name: str) -> Path:
+    """Say where the checkpoints of a training go, which the site does not show.
+
+    Args:
+        config: The run's settings.
+        name: What is trained.
+
+    Returns:
+        A folder beside the figures, or in `runs` if the figures are the site's.
+
+    Examples:
+        >>> training_folder(ExampleConfig(out=SHOWN / "seq2seq"), "gru").as_posix()
+        'runs/seq2seq/cpu/gru'
+    """
+    if config.out.is_relative_to(SHOWN):
+        return Path("runs", config.out.relative_to(SHOWN), "cpu", name)
+    return config.out / name
 
 
 def run_example(
@@ -75,7 +95,7 @@ def run_example(
     Returns:
         The folder written to.
     """
-    shown = Path("docs/figures", chapter)
+    shown = SHOWN / chapter
     choices: dict[str, tuple[str, Any]] = {
         name: (
             HINTS[name],
