@@ -165,9 +165,9 @@ def test_every_head_sees_all_channels_where_a_group_sees_its_own():
 
 @pytest.mark.question("eecs-2d", "nyu-1.4c")
 def test_one_head_cannot_mix_two_neighbours_differently_and_two_can():
-    # y_i = W₁x_{i-1} + W₂x_{i+1}. One head gives a·W to the one neighbour and b·W to
-    # the other: as rows of a matrix, (W₁, W₂) would have rank one. The nearest
-    # matrix of rank one is as far away as the second singular value.
+    # y_i = W₁x_{i-1} + W₂x_{i+1}. One head whose weights depend on places gives a·W to
+    # the one neighbour and b·W to the other: as rows of a matrix, (W₁, W₂) would have
+    # rank one. The nearest such matrix is as far away as the second singular value.
     w1, w2 = torch.randn(2, 2, dtype=F64), torch.randn(2, 2, dtype=F64)
     wanted = torch.stack([w1.flatten(), w2.flatten()])
     least_error_of_one_head = torch.linalg.svdvals(wanted)[1]

@@ -32,7 +32,7 @@ from transformers_hw.vision_transformer import (
 DOUBLE = {"dtype": torch.float64}
 
 
-def same(actual: Tensor, expected: Tensor) -> None:
+def assert_same(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-10)
 
 
@@ -61,7 +61,7 @@ def test_captured_weights_are_the_softmax_of_the_scores() -> None:
     query, key = (p(normed).view(2, 5, 3, 4).transpose(1, 2) for p in projections)
     expected = (query @ key.mT / math.sqrt(4)).softmax(dim=-1)
     assert len(weights["layers.0.attention"]) == 1
-    same(weights["layers.0.attention"][0], expected)
+    assert_same(weights["layers.0.attention"][0], expected)
     assert expected.std() > 0.01
 
 
@@ -71,11 +71,13 @@ def test_the_model_computes_what_it_always_does() -> None:
     y = model(x, causal=True)
     gradient = torch.autograd.grad(y.square().sum(), x)[0]
     with capture_weights(model) as weights:
-        same(model(x, causal=True), y)
-        same(torch.autograd.grad(model(x, causal=True).square().sum(), x)[0], gradient)
+        assert_same(model(x, causal=True), y)
+        assert_same(
+            torch.autograd.grad(model(x, causal=True).square().sum(), x)[0], gradient
+        )
     assert [len(calls) for calls in weights.values()] == [2, 2]
     for calls in weights.values():
-        same(calls[0], calls[0].tril())
+        assert_same(calls[0], calls[0].tril())
         assert not calls[0].requires_grad
 
 
@@ -130,7 +132,7 @@ def test_captures_can_be_nested() -> None:
     assert [len(calls) for calls in outer.values()] == [3, 3]
     assert list(inner) == ["attention"]
     assert torch.equal(inner["attention"][0], outer["layers.1.attention"][1])
-    same(y, model(2 * x))
+    assert_same(y, model(2 * x))
 
 
 def test_a_shared_layer_is_heard_at_each_call() -> None:
@@ -153,10 +155,10 @@ def test_steps_of_decoding_are_rows_of_the_whole() -> None:
     for layer in (0, 1):
         crossed = f"decoder.layers.{layer}.cross_attention"
         assert whole[crossed][0].shape == (2, 3, 5, 7)
-        same(torch.cat(steps[crossed], dim=2), whole[crossed][0])
+        assert_same(torch.cat(steps[crossed], dim=2), whole[crossed][0])
         own = f"decoder.layers.{layer}.self_attention"
         for t, row in enumerate(steps[own]):
-            same(row[:, :, 0], whole[own][0][:, :, t, : t + 1])
+            assert_same(row[:, :, 0], whole[own][0][:, :, t, : t + 1])
     assert sum("encoder" in name for name in whole) == 2
     assert not any("encoder" in name for name in steps)
 
@@ -172,8 +174,8 @@ def test_a_vision_transformer_is_heard_in_every_layer(pool: Any) -> None:
     assert list(weights) == [f"encoder.layers.{i}.attention" for i in range(3)]
     for (layer,) in weights.values():
         assert layer.shape == (5, 2, n, n)
-        same(layer.sum(dim=-1), torch.ones(5, 2, n, **DOUBLE))
-    same(model(x), logits)
+        assert_same(layer.sum(dim=-1), torch.ones(5, 2, n, **DOUBLE))
+    assert_same(model(x), logits)
 
 
 @pytest.mark.parametrize("encoding", ["gaussian", "learned", "learned+content"])
@@ -187,8 +189,8 @@ def test_attention_over_pictures_is_heard(encoding: Any) -> None:
     for (layer,) in weights.values():
         assert layer.shape[-5:] == (3, 2, 3, 2, 3)
         total = layer.sum(dim=(-2, -1))
-        same(total, torch.ones_like(total))
-    same(model(x), logits)
+        assert_same(total, torch.ones_like(total))
+    assert_same(model(x), logits)
 
 
 def test_of_layers_within_layers_the_innermost_are_heard() -> None:
@@ -213,7 +215,7 @@ def test_rollout_matches_a_hand_computation() -> None:
     # Means over heads: [[1/2, 1/2], [1, 0]] and [[1/2, 1/2], [1/2, 1/2]]; half of
     # that and half of the identity: [[3/4, 1/4], [1/2, 1/2]], [[3/4, 1/4], [1/4, 3/4]].
     expected = torch.tensor([[11 / 16, 5 / 16], [9 / 16, 7 / 16]], **DOUBLE)
-    same(attention_rollout([one[None], two[None]])[0], expected)
+    assert_same(attention_rollout([one[None], two[None]])[0], expected)
 
 
 def test_rollout_adds_the_identity_and_renormalises_rows() -> None:
@@ -227,13 +229,15 @@ def test_rollout_adds_the_identity_and_renormalises_rows() -> None:
             step[b, q] = row / row.sum()
         expected = torch.bmm(step, expected)
     rollout = attention_rollout(layers)
-    same(rollout, expected)
-    same(rollout.sum(dim=-1), torch.ones(2, 5, **DOUBLE))
+    assert_same(rollout, expected)
+    assert_same(rollout.sum(dim=-1), torch.ones(2, 5, **DOUBLE))
 
 
 def test_rollout_of_layers_that_see_nothing_stays_at_home() -> None:
     blind = torch.zeros(2, 3, 5, 5, **DOUBLE)
-    same(attention_rollout([blind, blind]), torch.eye(5, **DOUBLE).expand(2, 5, 5))
+    assert_same(
+        attention_rollout([blind, blind]), torch.eye(5, **DOUBLE).expand(2, 5, 5)
+    )
 
 
 def test_rollout_takes_captured_weights() -> None:
@@ -241,8 +245,8 @@ def test_rollout_takes_captured_weights() -> None:
     with capture_weights(model) as weights:
         model(x, causal=True)
     rollout = attention_rollout([calls[0] for calls in weights.values()])
-    same(rollout, rollout.tril())
-    same(rollout[:, 0, 0], torch.ones(2, **DOUBLE))
+    assert_same(rollout, rollout.tril())
+    assert_same(rollout[:, 0, 0], torch.ones(2, **DOUBLE))
 
 
 # attention_distance
@@ -314,7 +318,7 @@ def test_attention_distance_is_set_by_the_weights_not_by_the_depth() -> None:
     assert blurred.shape == (2, 2)  # one for each layer and head
     places = torch.cartesian_prod(torch.arange(5.0), torch.arange(5.0)).double()
     global_view = 4 * torch.cdist(places, places).mean()
-    same(blurred[0], global_view.expand(2))
+    assert_same(blurred[0], global_view.expand(2))
 
     nn.init.normal_(first_layer.get_parameter("weight"), std=3.0)
     assert (distances()[0] - global_view).abs().min() > 0.1
@@ -341,7 +345,7 @@ def test_what_the_class_token_takes_does_not_shorten_the_distance() -> None:
     weights = torch.rand(7, 7, **DOUBLE).softmax(dim=-1)
     weights[1:, 1:] = 0.25 * patches
     weights[1:, 0] = 0.75
-    same(attention_distance(weights, (2, 3)), whole)
+    assert_same(attention_distance(weights, (2, 3)), whole)
 
 
 def test_patches_that_look_at_no_patch_do_not_count() -> None:
@@ -385,7 +389,7 @@ def test_codes_that_know_rows_and_columns_show_a_cross() -> None:
     cross = torch.full((4, 5), 0.0, **DOUBLE)
     cross[2, :] = cross[:, 3] = 0.5
     cross[2, 3] = 1.0
-    same(seen, cross)
+    assert_same(seen, cross)
 
 
 def test_similarity_reads_a_model_and_a_zero_code() -> None:
@@ -422,10 +426,10 @@ def test_filters_are_pictures_of_length_one_with_a_settled_sign() -> None:
     with torch.no_grad():
         embedding.proj.weight[:5] = target.flatten()
     first = patch_filters(embedding, 1)[0]
-    same(first, target / 5.0)
+    assert_same(first, target / 5.0)
     with torch.no_grad():
         embedding.proj.weight.neg_()
-    same(patch_filters(embedding, 1)[0], target / 5.0)
+    assert_same(patch_filters(embedding, 1)[0], target / 5.0)
 
 
 # Without the type-checking hook
@@ -555,7 +559,7 @@ def test_compiled_models_are_heard_too() -> None:
     y = compiled(x)
     for heard in (model, compiled):
         with capture_weights(heard) as weights:  # pyright: ignore
-            same(compiled(x), y)
+            assert_same(compiled(x), y)
         assert [len(calls) for calls in weights.values()] == [1]
-    same(compiled(x), y)
+    assert_same(compiled(x), y)
     assert [len(calls) for calls in weights.values()] == [1]

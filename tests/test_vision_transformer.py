@@ -41,7 +41,7 @@ def pictures(batch: int = 3, height: int = 10, width: int = 9) -> Tensor:
     return torch.randn(batch, 2, height, width, dtype=torch.float64)
 
 
-def same(actual: Tensor, expected: Tensor) -> None:
+def assert_same(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-10)
 
 
@@ -76,7 +76,7 @@ def test_a_token_is_a_linear_map_of_the_pixels_of_its_patch(
         for s in range(columns):
             patch = x[:, :, r * i : r * i + i, s * j : s * j + j]
             expected = torch.stack([weight @ one.flatten() + bias for one in patch])
-            same(tokens[:, r, s], expected)
+            assert_same(tokens[:, r, s], expected)
 
 
 def test_rows_and_columns_are_not_confused() -> None:
@@ -85,10 +85,10 @@ def test_rows_and_columns_are_not_confused() -> None:
     nn.init.constant_(embedding.proj.weight, 1 / 15)
     numbers = torch.arange(6.0, dtype=torch.float64).view(2, 3)
     picture = numbers.repeat_interleave(5, 0).repeat_interleave(3, 1)[None, None]
-    same(embedding(picture)[0, :, :, 0], numbers)
+    assert_same(embedding(picture)[0, :, :, 0], numbers)
     other_way = PatchEmbedding((3, 5), channels=1, dim=1, dtype=torch.float64)
     nn.init.constant_(other_way.proj.weight, 1 / 15)
-    same(other_way(picture.mT)[0, :, :, 0], numbers.T)
+    assert_same(other_way(picture.mT)[0, :, :, 0], numbers.T)
 
 
 def test_a_transposed_picture_gives_other_tokens() -> None:
@@ -108,7 +108,7 @@ def test_a_patch_embedding_is_a_convolution_whose_stride_is_its_kernel() -> None
     convolution = embedding.as_convolution()
     assert convolution.kernel_size == convolution.stride == (5, 3)
     x = torch.randn(4, 2, 10, 9, dtype=torch.float64)
-    same(embedding(x), rearrange(convolution(x), "b d r s -> b r s d"))
+    assert_same(embedding(x), rearrange(convolution(x), "b d r s -> b r s d"))
 
 
 @pytest.mark.question("nyu-1.5a")
@@ -118,7 +118,7 @@ def test_any_convolution_that_tiles_the_picture_is_a_patch_embedding() -> None:
     weight, bias = convolution.weight, convolution.bias
     embedding.proj.load_state_dict({"weight": weight.flatten(1), "bias": bias})
     x = torch.randn(4, 2, 10, 9, dtype=torch.float64)
-    same(embedding(x), rearrange(convolution(x), "b d r s -> b r s d"))
+    assert_same(embedding(x), rearrange(convolution(x), "b d r s -> b r s d"))
 
 
 def test_the_convolution_is_a_copy() -> None:
@@ -203,12 +203,12 @@ def test_outputs_and_gradients_are_those_of_torchvision() -> None:
     upstream = torch.randn(4, 7, dtype=torch.float64)
     expected, actual = theirs(x), ours(x)
     assert expected.std() > 0.1  # two models that give nothing agree as well
-    same(actual, expected)
+    assert_same(actual, expected)
     expected.backward(upstream)
     actual.backward(upstream)
     gradients = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
     for name, gradient in in_our_names(gradients).items():
-        same(ours.get_parameter(name).grad, gradient)  # pyright: ignore
+        assert_same(ours.get_parameter(name).grad, gradient)  # pyright: ignore
         assert gradient.abs().max() > 1e-3 or name.endswith("key_proj.bias")
 
 
@@ -248,7 +248,7 @@ def test_the_model_is_a_pre_norm_encoder_with_gelu_and_no_decoder() -> None:
     z = reference(torch.cat([first, tokens], dim=1))
     norm = model.encoder.final_norm
     expected = F.layer_norm(z, (12,), norm.weight, norm.bias, 1e-6)
-    same(model.encode(x), expected)
+    assert_same(model.encode(x), expected)
     assert not any(isinstance(part, DecoderLayer) for part in model.modules())
 
 
@@ -333,7 +333,7 @@ def test_without_positions_the_order_of_patches_does_not_matter(pool: Any) -> No
     model, x = small(positions="none", pool=pool), pictures()
     moved = shuffled_patches(x, torch.tensor([3, 5, 1, 0, 4, 2]))
     assert not torch.equal(moved, x)
-    same(model(moved), model(x))
+    assert_same(model(moved), model(x))
 
 
 @pytest.mark.question("nyu-1.5c")
@@ -371,7 +371,7 @@ def test_a_table_without_axes_can_hold_any_code_that_knows_them(aware: Any) -> N
         if knowing.class_position is None:
             plain.class_position.zero_()
     x = pictures()
-    same(plain(x), knowing(x))
+    assert_same(plain(x), knowing(x))
 
 
 @pytest.mark.question("quiz-2.7")
@@ -389,7 +389,7 @@ def test_codes_by_axes_are_a_row_s_half_and_a_column_s_half() -> None:
 def test_positions_by_axes_are_added_to_their_cells() -> None:
     positions = LearnedAxes2D((2, 3), 10, dtype=torch.float64)
     x = torch.randn(4, 2, 3, 10, dtype=torch.float64)
-    same(positions(x), x + positions.codes())
+    assert_same(positions(x), x + positions.codes())
 
 
 def test_of_the_class_token_and_its_position_only_the_sum_matters() -> None:
@@ -399,7 +399,7 @@ def test_of_the_class_token_and_its_position_only_the_sum_matters() -> None:
     with torch.no_grad():
         model.class_token.add_(shift)
         model.class_position.sub_(shift)
-    same(model(x), before)
+    assert_same(model(x), before)
     with torch.no_grad():
         model.class_position.add_(shift)
     assert (model(x) - before).abs().max() > 1e-3
@@ -419,7 +419,7 @@ def test_learned_positions_are_resampled_for_pictures_of_other_sizes(
     with torch.no_grad():
         at_that_size.class_token.copy_(class_vector(model))
     at_that_size.positions = _Added(codes[0].permute(1, 2, 0))
-    same(model(x), at_that_size(x))
+    assert_same(model(x), at_that_size(x))
 
 
 class _Added(nn.Module):
@@ -441,8 +441,8 @@ def test_positions_by_axes_are_resampled_along_each_axis() -> None:
 
     rows = resampled(positions.rows.cells.table, 5)
     columns = resampled(positions.columns.cells.table, 7)
-    same(codes[..., :5], rows[:, None].expand(5, 7, 5))
-    same(codes[..., 5:], columns[None].expand(5, 7, 5))
+    assert_same(codes[..., :5], rows[:, None].expand(5, 7, 5))
+    assert_same(codes[..., 5:], columns[None].expand(5, 7, 5))
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -472,8 +472,8 @@ def test_the_head_sees_the_normalised_class_token_and_nothing_else() -> None:
     scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
     norm, head = model.encoder.final_norm.state_dict(), model.head
     features = scaled * norm["weight"] + norm["bias"]
-    same(model.features(x), features)
-    same(logits, features @ head.weight.T + head.bias)
+    assert_same(model.features(x), features)
+    assert_same(logits, features @ head.weight.T + head.bias)
 
 
 @pytest.mark.question("nyu-1.5d")
@@ -483,8 +483,8 @@ def test_the_mean_of_the_patches_can_take_the_class_token_s_place() -> None:
     tokens = model.encode(x)
     assert tokens.shape == (3, 6, 12)
     mean = torch.stack([tokens[:, i] for i in range(6)]).sum(dim=0) / 6
-    same(model.features(x), mean)
-    same(model(x), mean @ model.head.weight.T + model.head.bias)
+    assert_same(model.features(x), mean)
+    assert_same(model(x), mean @ model.head.weight.T + model.head.bias)
 
 
 @pytest.mark.question("nyu-2")
@@ -682,9 +682,9 @@ def test_pictures_are_neither_changed_nor_need_to_be_contiguous() -> None:
     assert torch.equal(x, before)
     strided = x.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
     assert not strided.is_contiguous()
-    same(model(strided), y)
+    assert_same(model(strided), y)
     channels_last = x.to(memory_format=torch.channels_last)
-    same(model(channels_last), y)
+    assert_same(model(channels_last), y)
 
 
 # Without the type-checking hook
@@ -802,7 +802,7 @@ def test_models_compile_without_graph_breaks(positions: Any) -> None:
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
     for batch in (3, 5):
         x = pictures(batch=batch)
-        same(compiled(x), model(x))
+        assert_same(compiled(x), model(x))
 
 
 @pytest.mark.unhooked
@@ -814,7 +814,7 @@ def test_models_export_with_any_batch() -> None:
     ).module()
     for batch in (2, 3, 7):
         x = pictures(batch=batch)
-        same(exported(x), model(x))
+        assert_same(exported(x), model(x))
 
 
 @pytest.mark.unhooked
@@ -832,4 +832,4 @@ def test_models_export_with_any_size_but_that_of_learned_positions(
     ).module()
     for height, width in ((20, 15), (15, 27), (35, 12)):
         x = pictures(2, height, width)
-        same(exported(x), model(x))
+        assert_same(exported(x), model(x))
