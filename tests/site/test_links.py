@@ -86,3 +86,13 @@ def test_style_sheets_find_their_files(folder: Path) -> None:
                 bad.append(f"{sheet.relative_to(folder)}: {url}")
     assert any(sheet.name == "katex.min.css" for sheet in sheets)
     assert bad == []
+
+
+def test_no_link_of_the_text_ends_with_a_space(scans: dict[Path, Scan]) -> None:
+    articles = [
+        found[0]
+        for page in scans
+        if (found := re.search(r"<article.*</article>", page.read_text("utf-8"), re.S))
+    ]
+    assert len(articles) > 5
+    assert not any(re.search(r"[\w`>]\s+</a>", article) for article in articles)

@@ -6,6 +6,7 @@ book is built offline, from the few names in `elsewhere.toml`.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 
 NAMES = Path(__file__).with_name("elsewhere.toml")
+SPACE_AT_END = re.compile(r"\s+(</a>|</autoref>)")
 
 
 def addresses() -> dict[str, str]:
@@ -32,3 +34,8 @@ def on_env(env: Any, *, config: MkDocsConfig, files: Any) -> None:
     autorefs: Any = config.plugins["autorefs"]
     for name, address in addresses().items():
         autorefs.register_url(name, address)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Take off the space that a line break leaves at the end of a link's text."""
+    return SPACE_AT_END.sub(r"\1", html)
