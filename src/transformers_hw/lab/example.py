@@ -80,6 +80,7 @@ def run_example(
     presets: Mapping[str, Config],
     compute: Callable[[Config, torch.device], tuple[Results, Metrics]],
     drawings: Callable[[Results, Metrics], Drawings],
+    data: Callable[[Config], Mapping[str, Any]] | None = None,
     arguments: list[str] | None = None,
 ) -> Path:
     """Run an example as the command line says.
@@ -90,6 +91,8 @@ def run_example(
             where the site shows them from, the others into `runs`.
         compute: Gives arrays to draw and numbers to report, from settings.
         drawings: Gives the figures, from those arrays and numbers alone.
+        data: Says what data the settings name, such as `Pictures.describe()`, for
+            the record of an example that reads any.
         arguments: The command line, if it is not the process's own.
 
     Returns:
@@ -111,13 +114,15 @@ def run_example(
         results = safetensors.torch.load_file(chosen.out / RESULTS)
         metrics = RunRecord.read(chosen.out).metrics
     else:
-        results, metrics = _computed(chosen, compute)
+        results, metrics = _computed(chosen, compute, data)
     save_figures(chosen.out, drawings(results, metrics))
     return chosen.out
 
 
 def _computed(
-    config: Config, compute: Callable[[Config, torch.device], tuple[Results, Metrics]]
+    config: Config,
+    compute: Callable[[Config, torch.device], tuple[Results, Metrics]],
+    data: Callable[[Config], Mapping[str, Any]] | None,
 ) -> tuple[Results, Metrics]:
     device = pick_device(config.device)
     torch.manual_seed(config.seed)
@@ -126,7 +131,7 @@ def _computed(
     record = RunRecord.of(
         config,
         seed=config.seed,
-        data={},
+        data=data(config) if data else {},
         device=device,
         seconds=time.perf_counter() - start,
         metrics=metrics,
