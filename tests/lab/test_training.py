@@ -54,6 +54,7 @@ from transformers_hw.lab.optimisation import (
     learning_rate,
     make_optimiser,
 )
+from transformers_hw.lab.pictures import Split
 from transformers_hw.lab.run_record import RunRecord
 from transformers_hw.lab.signals import Stopped
 from transformers_hw.lab.training import CHECKPOINT, WEIGHTS, evaluate, train
@@ -335,6 +336,36 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(
     assert same_state(whole.out, broken.out)
 
 
+def test_a_model_laid_out_with_channels_last_resumes_too(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(256, (12, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    half = torch.full((3,), 0.5)
+    batches = PictureBatches(
+        Split(pictures, torch.arange(12) % 5), 4, mean=half, std=half
+    )
+    steps: list[int] = []
+
+    def objective(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        steps.append(1)
+        if len(steps) == 5:
+            raise InterruptedError
+        return classify(model, batch)
+
+    def run(out: str) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(3, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(7, 5)
+        ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        config = small_config(tmp_path / out, epochs=3, checkpoint_steps=1)
+        train(model, batches, objective, config)
+
+    with pytest.raises(InterruptedError):
+        run("broken")
+    run("broken")
+    run("whole")
+    assert same_state(tmp_path / "broken", tmp_path / "whole")
+
+
 def test_a_task_that_makes_up_its_samples_resumes_too(tmp_path: Path) -> None:
     task = ChangeOfCase()
     sizes = {"min_length": 1, "max_length": 5}
@@ -394,9 +425,10 @@ def test_a_run_killed_at_any_moment_ends_as_if_nothing_had_happened(
     config = small_config(tmp_path, checkpoint_steps=1)
     moments = random.Random(0)
     found = []
-    for _ in range(5):
+    for attempt in range(5):
         process = start(config, mishap=Mishap(pause=0.03))
-        wait_for_step(config, 1)
+        # The first may die before there is a checkpoint; the second finds one.
+        wait_for_step(config, min(attempt, 1) + 1)
         time.sleep(moments.uniform(0.0, 0.08))
         process.kill()
         assert finish(process) == [-signal.SIGKILL]

@@ -103,12 +103,16 @@ def load_checkpoint(
             parameter, _, key = name.rpartition("/")
             states.setdefault(parameter, {})[key] = x
     _load_state(path, model, _without_prefix(tensors, "model/"))
-    numbers = {name: number for number, (name, _) in _numbered(model, optimiser)}
-    if not states.keys() <= numbers.keys():
+    numbered = {name: (n, p) for n, (name, p) in _numbered(model, optimiser)}
+    if not states.keys() <= numbered.keys():
         raise CheckpointError(f"{path} is of an optimiser of other parameters.")
+    loaded = {}
+    for name, values in states.items():
+        number, parameter = numbered[name]
+        loaded[number] = {k: _laid_out_as(parameter, x) for k, x in values.items()}
     optimiser.load_state_dict(
         {
-            "state": {numbers[name]: values for name, values in states.items()},
+            "state": loaded,
             "param_groups": optimiser.state_dict()["param_groups"],
         }
     )
@@ -192,6 +196,13 @@ def _optimiser_state(
         for _, (name, p) in _numbered(model, optimiser)
         if p in optimiser.state
     }
+
+
+def _laid_out_as(parameter: Tensor, x: Tensor) -> Tensor:
+    # Fused optimisers pair a parameter with its state as both lie in memory.
+    if x.shape != parameter.shape:
+        return x
+    return torch.empty_like(parameter, dtype=x.dtype).copy_(x)
 
 
 def _check_identity(
