@@ -39,7 +39,8 @@ figures: $(INSTALLED) ## run every example on its quick settings
 	for script in $(wildcard examples/*.py); do \
 	    echo "$$script quick"; .venv/bin/python "$$script" quick; done
 
-bench: $(INSTALLED) ## measure against other libraries
+bench: $(INSTALLED) ## measure against other libraries, which it installs
+	$(RUN) pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@set -e; ls benchmarks/*.py >/dev/null 2>&1 || echo "There are no benchmarks yet."; \
 	for script in $(wildcard benchmarks/*.py); do \
 	    echo "$$script"; .venv/bin/python "$$script"; done
