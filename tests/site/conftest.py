@@ -63,9 +63,11 @@ def address(site: tuple[Path, str]) -> str:
 
 @pytest.fixture(scope="session")
 def paths(folder: Path) -> list[str]:
-    """Give every page's path below the address."""
-    found = (page.parent.relative_to(folder) for page in folder.rglob("index.html"))
-    return sorted("" if path == Path() else f"{path.as_posix()}/" for path in found)
+    """Give every page's path below the address; one stands for all listings of code."""
+    found = [page.parent.relative_to(folder) for page in folder.rglob("index.html")]
+    listings = sorted(path for path in found if path.parts[:1] == ("source",))
+    pages = [path for path in found if path not in listings] + listings[-1:]
+    return sorted("" if path == Path() else f"{path.as_posix()}/" for path in pages)
 
 
 @pytest.fixture(scope="session")

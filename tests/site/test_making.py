@@ -2,49 +2,22 @@
 
 import ast
 import html
-import os
 import pkgutil
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
+from small import build
 
 ROOT = Path(__file__).parents[2]
-
-
-def build(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Build a small site out of these pages, strictly, with the formula hook."""
-    settings = {
-        "site_name": "small",
-        "theme": {"name": None, "custom_dir": "theme"},
-        "plugins": [],
-        "hooks": [str(ROOT / "tools/book/formulas.py")],
-        "markdown_extensions": [{"pymdownx.arithmatex": {"generic": True}}],
-    }
-    (folder / "mkdocs.yml").write_text(yaml.safe_dump(settings), "utf-8")
-    for name in ("docs", "theme"):
-        (folder / name).mkdir()
-    (folder / "theme/main.html").write_text("{{ page.content }}", "utf-8")
-    for name, text in pages.items():
-        (folder / "docs" / name).write_text(text, "utf-8")
-    return subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict"],
-        cwd=folder,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-    )
 
 
 def test_labelled_formulas_are_numbered_and_linked(tmp_path: Path) -> None:
     formulas = "$$\na \\label{eq:a}\n$$\n\n$$\nb \\label{eq:b}\n$$\n"
     pages = {
-        "index.md": r"See $\eqref{eq:b}$; $\R$.",
-        "three.md": f"---\nchapter: 3\n---\n\n{formulas}",
+        "docs/index.md": r"See $\eqref{eq:b}$; $\R$.",
+        "docs/three.md": f"---\nchapter: 3\n---\n\n{formulas}",
     }
     built = build(tmp_path, pages)
     assert built.returncode == 0, built.stderr
@@ -68,7 +41,7 @@ def test_labelled_formulas_are_numbered_and_linked(tmp_path: Path) -> None:
 def test_mistakes_in_formulas_stop_the_build(
     tmp_path: Path, text: str, complaint: str
 ) -> None:
-    built = build(tmp_path, {"index.md": text})
+    built = build(tmp_path, {"docs/index.md": text})
     assert built.returncode != 0
     assert complaint in built.stderr
 

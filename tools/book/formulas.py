@@ -132,7 +132,7 @@ def formula(match: re.Match[str], page: Page, places: Places) -> str:
     body = katex(tex, display=tag == "div", where=where(page))
     made = f'<{tag} class="formula"{anchor}>{body}</{tag}>{after}'
     # No line may begin with the comma after a formula that cannot be broken.
-    if after and body.count('class="base"') == 1:
+    if after and body.count('class="katex-base"') == 1:
         return f'<span class="together">{made}</span>'
     return made
 

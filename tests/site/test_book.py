@@ -1,0 +1,140 @@
+"""The whole book: every question answered, every answer with its evidence."""
+
+import html
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUESTIONS = tomllib.loads((ROOT / "docs/questions.toml").read_text("utf-8"))["question"]
+MEGABYTES = 25
+HEADING = re.compile(r'<h3 class="question" id="([^"]+)">')
+EVIDENCE = re.compile(
+    r'<details class="evidence">\s*<summary>(.*?)</summary>(.*?)</details>', re.S
+)
+PLACE = re.compile(r'<p class="place"><a href="([^"#]+)#(L\d+)">')
+
+
+def text_of(markup: str) -> str:
+    """Give what a reader sees."""
+    return html.unescape(re.sub(r"<[^>]+>", "", markup))
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Give each answer's page and HTML, by the question's id."""
+    found: dict[str, tuple[Path, str]] = {}
+    for page in sorted(folder.glob("chapters/*/index.html")):
+        parts = HEADING.split(page.read_text("utf-8"))
+        for id_, body in zip(parts[1::2], parts[2::2], strict=True):
+            assert id_ not in found
+            found[id_] = page, re.split(r"<h2\b|</article>", body)[0]
+    return found
+
+
+def test_all_57_questions_are_answered_on_their_chapters_pages(
+    answers: dict[str, tuple[Path, str]],
+) -> None:
+    assert len(QUESTIONS) == 57
+    wanted = {question["id"]: question["chapter"] for question in QUESTIONS}
+    assert {id_: page.parent.name for id_, (page, _) in answers.items()} == wanted
+
+
+def test_every_answer_restates_the_question_and_begins_with_a_short_answer(
+    answers: dict[str, tuple[Path, str]],
+) -> None:
+    for id_, (_, body) in answers.items():
+        boxes = re.findall(
+            r'<div class="admonition (\w+)">\s*<p class="admonition-title">', body
+        )
+        assert boxes[:2] == ["question", "success"], id_
+
+
+def test_every_answer_shows_a_test_and_links_to_its_line(
+    answers: dict[str, tuple[Path, str]],
+) -> None:
+    for id_, (page, body) in answers.items():
+        shown = 0
+        for _, inner in EVIDENCE.findall(body):
+            place = PLACE.search(inner)
+            if place is None:
+                continue  # the list of further tests
+            listing = (page.parent / place[1] / "index.html").read_text("utf-8")
+            line = re.search(rf'<a id="{place[2]}"[^>]*>\d+</a>(.*)', listing)
+            assert line is not None, f"{id_}: {place[0]}"
+            code = text_of(inner).strip()
+            assert code.startswith(text_of(line[1]).strip()), id_
+            command = re.search(r"\.venv/bin/pytest (?:--\S+ )?(\S+)::(\w+)", code)
+            assert command is not None, id_
+            assert (ROOT / command[1]).is_file()
+            shown += f'"{id_}"' in code.split("def ")[0]
+        assert shown, f"{id_} shows no test that carries its marker"
+
+
+def test_the_index_lists_every_question_by_course_and_by_chapter(folder: Path) -> None:
+    page = (folder / "questions/index.html").read_text("utf-8")
+    rows = re.findall(r"<tr>\s*<td><code>([^<]+)</code>(.*?)</tr>", page, re.S)
+    ids = [question["id"] for question in QUESTIONS]
+    assert sorted(id_ for id_, _ in rows) == sorted(ids * 2)
+    for id_, row in rows:
+        assert f'#{id_}"' in row
+        assert re.search(r'href="\.\./source/tests/[^"]+#L\d+"', row), id_
+    assert 'href="../source/src/' in page
+    assert "#figure-" in page
+
+
+def test_every_erratum_is_on_its_chapters_page_and_in_the_list(folder: Path) -> None:
+    whole = (folder / "errata/index.html").read_text("utf-8")
+    files = sorted((ROOT / "docs/errata").glob("*.toml"))
+    assert files
+    for file in files:
+        chapter = (folder / "chapters" / file.stem / "index.html").read_text("utf-8")
+        for erratum in tomllib.loads(file.read_text("utf-8"))["erratum"]:
+            anchor = f'id="erratum-{erratum["id"]}"'
+            assert chapter.count(anchor) == 1
+            assert whole.count(anchor) == 1
+    assert whole.count("Counterexample: ") >= whole.count('class="admonition erratum"')
+
+
+def test_the_ledger_says_what_was_run_and_what_was_not(folder: Path) -> None:
+    page = text_of((folder / "ledger/index.html").read_text("utf-8"))
+    assert "not run" in page
+    for run in sorted((ROOT / "docs/figures").glob("*/run.json")):
+        record = json.loads(run.read_text("utf-8"))
+        listed = (ROOT / "docs/ledger.toml").read_text("utf-8")
+        if f'chapter = "{run.parent.name}"' in listed:
+            assert f"{record['command']} (record)" in page
+            assert f"Seed {record['seed']}. Hardware: {record['device']}" in page
+
+
+@pytest.mark.parametrize("name", ["vision_transformer", "attention_as_convolution"])
+def test_notebooks_were_run_and_can_be_downloaded(folder: Path, name: str) -> None:
+    page = (folder / f"notebooks/{name}/index.html").read_text("utf-8")
+    assert f'download="{name}.ipynb"' in page
+    notebook = json.loads((folder / f"notebooks/{name}.ipynb").read_text("utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert cells
+    assert all(cell["execution_count"] for cell in cells if "".join(cell["source"]))
+    assert outputs
+    assert "error" not in {output["output_type"] for output in outputs}
+    kept = json.loads((ROOT / f"docs/notebooks/{name}.ipynb").read_text("utf-8"))
+    assert not any(cell.get("outputs") for cell in kept["cells"])
+
+
+def test_terms_explain_themselves_in_every_chapter(folder: Path) -> None:
+    chapters = list(folder.glob("chapters/*/index.html"))
+    assert len(chapters) == 8
+    for page in chapters:
+        assert re.search(
+            r'<a class="term" href="../../glossary/#term-[^"]+" title="[^"]{20,}">',
+            page.read_text("utf-8"),
+        ), page
+
+
+def test_the_site_is_small(folder: Path) -> None:
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert size < MEGABYTES * 1e6

@@ -1,0 +1,53 @@
+"""A page for the source of every test, module and example, with an anchor a line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from book import LISTINGS, Book, listing
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers.python import PythonLexer
+
+HEAD = """---
+title: {path}
+hide: [navigation, toc]
+search: {{exclude: true}}
+---
+# `{path}`
+"""
+# Names and spaces look like all other text: marking them up would double the site.
+PLAIN = re.compile(r'<span class="[nw]">([^<]*)</span>')
+QUIET = re.compile(r'<span class="(?:n|nn|o|p|w)">([^<]*)</span>')
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> None:
+    """Add a page for every file."""
+    root = Path(config.config_file_path).parent
+    for file in Book(root, Path(config.docs_dir)).listed:
+        path = file.relative_to(root).as_posix()
+        head = HEAD.format(path=path)
+        files.append(File.generated(config, listing(path), content=head))
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Set the source below the heading."""
+    if not page.file.src_uri.startswith(f"{LISTINGS}/"):
+        return PLAIN.sub(r"\1", html)
+    path = page.file.src_uri.removeprefix(f"{LISTINGS}/").removesuffix(".md")
+    text = (Path(config.config_file_path).parent / path).read_text("utf-8")
+    shown = highlight(text, PythonLexer(), HtmlFormatter(nowrap=True))
+    lines = QUIET.sub(r"\1", shown).rstrip("\n").split("\n")
+    anchors = {f"L{number}" for number in range(1, len(lines) + 1)}
+    page.present_anchor_ids = (page.present_anchor_ids or set()) | anchors
+    numbered = "\n".join(
+        f'<a id="L{number}" href="#L{number}">{number}</a>{line}'
+        for number, line in enumerate(lines, start=1)
+    )
+    block = f"<pre><code>{numbered}\n</code></pre>"
+    return f'{html}<div class="highlight listing">{block}</div>'
