@@ -721,19 +721,20 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
     def comparison(figure: Figure, theme: Theme) -> None:
         axes = figure.subplots()
         compared = metrics["compared"]
+        curves = {name: 100 * results[f"accuracy.{name}"] for name in compared}
+        every = torch.cat(list(curves.values()))
+        # Names keep apart where lines do not.
+        gap, lowest = 0.07 * (every.max() - every.min()).item(), 0.0
         colours = dict(zip(compared, theme.series, strict=False))
-        ends = {name: 100 * results[f"accuracy.{name}"][-1].item() for name in compared}
-        lowest, gap = 0.0, 0.16 * (max(ends.values()) - 10)
-        for name in sorted(compared, key=lambda name: ends[name]):
-            epochs, curve = results[f"epoch.{name}"], 100 * results[f"accuracy.{name}"]
+        for name, curve in sorted(curves.items(), key=lambda item: item[1][-1].item()):
+            epochs = results[f"epoch.{name}"]
             axes.plot(epochs, curve, "o-", color=colours[name], ms=3)
-            text = f"{name}\n{compared[name]['parameters']:,} parameters"
-            # Names keep apart where lines do not.
-            height = max(lowest, ends[name])
-            label_line(axes, text, (epochs[-1].item(), height), colours[name])
+            height = max(lowest, curve[-1].item())
             lowest = height + gap
+            text = f"{name} ({compared[name]['parameters']:,})"
+            label_line(axes, text, (epochs[-1].item(), height), colours[name])
         seen = compared[RESNET]["pictures_seen"]
-        axes.set(title=f"after {seen:,} pictures each")
+        axes.set(title=f"after {seen:,} pictures each (and number of parameters)")
         axes.set(xlabel="epochs", ylabel="test accuracy, %")
 
     def resnet(figure: Figure, theme: Theme) -> None:

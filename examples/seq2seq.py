@@ -259,10 +259,12 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
                 count = torch.arange(1, len(curve) + 1)
                 axes.plot(count, curve, color=theme.series[place], linestyle=style)
                 if kind == "texts":
-                    level = (0.75, 0.75, 0.4)[place]
-                    end = int((curve > level).sum()) + 0.7
+                    # Two of the lines fall together; their names should not.
+                    level = (0.75, 0.75, 0.3)[place]
+                    rivals = (PLAIN,) if name == PLAIN else (LOOKING, TRANSFORMER)
+                    ends = [int((results[f"texts.{x}"] > level).sum()) for x in rivals]
                     text = name.replace(" and ", "\nand ")
-                    label_line(axes, text, (end, level), theme.series[place])
+                    label_line(axes, text, (max(ends) + 1, level), theme.series[place])
             axes.set(
                 title=f"{kind} right", xlabel="characters in the text", ylim=(0, 1.08)
             )
@@ -321,9 +323,8 @@ def draw_alignment(axes: Axes, theme: Theme, weights: Tensor) -> None:
     written = [*(spelt.get(x, x) for x in answer), "end"]
     axes.set_xticks(range(len(read)), read)
     axes.set_yticks(range(len(written)), written)
-    axes.get_xticklabels()[0].set_color(theme.series[1])
-    axes.tick_params(length=0, labelsize=8, top=True, labeltop=True)
-    axes.tick_params(bottom=False, labelbottom=False)
+    axes.tick_params(length=0, labelsize=8, labeltop=True, labelbottom=False)
+    axes.xaxis.get_major_ticks()[0].label2.set_color(theme.series[1])
     steps = torch.arange(len(written))
     axes.plot(
         steps + 1,

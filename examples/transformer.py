@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from torch import Tensor, nn
 
 from transformers_hw.lab.batching import GeneratedBatches
@@ -287,16 +288,20 @@ def uses_of_attention(model: nn.Module, device: torch.device) -> Results:
 def drawings(results: Results, metrics: Metrics) -> Drawings:
     """Say how each figure is drawn."""
 
-    def curve(axes: Axes, name: str, text: str, colour: str, style: str = "-") -> None:
+    def curve(
+        axes: Axes, name: str, colour: str, *, style: str = "-", lift: float = 0.0
+    ) -> None:
         losses, steps = results[f"loss.{name}"], results[f"steps.{name}"]
         axes.plot(steps, losses, style, color=colour)
-        label_line(axes, text, (steps[-1].item(), losses[-1].item()), colour)
+        text = name.rpartition(", ")[2].replace(" positions", "\npositions")
+        text = name if name in ORDERS else text
+        label_line(axes, text, (steps[-1].item(), losses[-1].item() + lift), colour)
 
     def norms(figure: Figure, theme: Theme) -> None:
         axes = figure.subplots()
         for name, (norm, warm) in ORDERS.items():
             colour = theme.series[0 if norm == "pre" else 1]
-            curve(axes, name, name, colour, "--" if warm else "-")
+            curve(axes, name, colour, style="--" if warm else "-")
         axes.set(yscale="log", xlabel="step", ylabel="loss per token")
         axes.set_title("writing a sequence backwards, at one learning rate")
 
@@ -320,18 +325,23 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         right.set(title="last layer, by depth", xlabel="layers $L$", yscale="log")
         right.set(xscale="log")
         right.set_xticks(DEPTHS, [f"{depth}" for depth in DEPTHS])
+        right.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        right.yaxis.set_major_formatter("{x:g}")
         right.minorticks_off()
 
     def positions(figure: Figure, theme: Theme) -> None:
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, task in ((left, "reverse"), (right, "sort")):
             for place, which in enumerate(("with", "without")):
+                # Two of the lines end in one place; their names should not.
+                lift = 0.6 if (task, which) == ("sort", "without") else 0.15
                 name = f"{task}, {which} positions"
-                curve(axes, name, f"{which}\npositions", theme.series[place])
-            axes.set(title=f"to {task} eight tokens", xlabel="step")
+                curve(axes, name, theme.series[place], lift=lift)
+            axes.set(title=f"to {task} tokens", xlabel="step")
         floor = metrics["floor_without_order"]
         left.axhline(floor, color=theme.ink, linestyle=":")
-        left.annotate("least loss of a bag of tokens", (0, floor * 0.97), va="top")
+        start = 0.33 * results["steps.reverse, with positions"][-1].item()
+        left.annotate("least if order is unknown", (start, floor * 0.96), va="top")
         left.set(ylabel="loss per token", ylim=(0, None))
 
     def uses(figure: Figure, theme: Theme) -> None:
@@ -346,7 +356,10 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
                 axes.set_xticks(range(len(keys)), keys)
                 axes.set_yticks(range(len(queries)), queries)
                 axes.tick_params(length=0, labelsize=6.5)
-                axes.set_title(f"{use}, layer {layer + 1}")
+                axes.set_aspect("auto")
+                axes.set_title(f"{use}, layer {layer + 1}", size=9)
+                for label in axes.get_xticklabels():
+                    label.set_rotation(90 if len(label.get_text()) > 1 else 0)
 
     return {
         "norms": (norms, 3.2),

@@ -13,7 +13,7 @@ QUESTIONS = tomllib.loads((ROOT / "docs/questions.toml").read_text("utf-8"))["qu
 MEGABYTES = 25
 HEADING = re.compile(r'<h3 class="question" id="([^"]+)">')
 EVIDENCE = re.compile(
-    r'<details class="evidence">\s*<summary>(.*?)</summary>(.*?)</details>', re.S
+    r'<details class="evidence"[^>]*>\s*<summary>(.*?)</summary>(.*?)</details>', re.S
 )
 PLACE = re.compile(r'<p class="place"><a href="([^"#]+)#(L\d+)">')
 

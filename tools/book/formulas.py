@@ -11,14 +11,17 @@ page's front matter says `chapter: 3`; `$\eqref{eq:name}$` links to it from any 
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import quickjs
+from keeping import Kept
 from mkdocs.plugins import event_priority, get_plugin_logger
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
@@ -43,7 +46,7 @@ LABEL = re.compile(r"\\label\{([^}]+)\}")
 REFERENCE = re.compile(r"\\eqref\{([^}]+)\}")
 VERBATIM = re.compile(r"<(pre|code|script|style)\b.*?</\1>", re.S)
 STRAY_TEX = re.compile(r"\$\$|\\\(|\\\[|\\begin\{|\$\\[a-z]+")
-SOURCE_LISTING = '<details class="mkdocstrings-source"'
+LISTING = re.compile(r'<details class="(mkdocstrings-source|evidence)"')
 
 log = get_plugin_logger("formulas")
 
@@ -51,23 +54,34 @@ log = get_plugin_logger("formulas")
 class KaTeX:
     """KaTeX in an embedded JavaScript engine; equal formulas are rendered once."""
 
-    def __init__(self) -> None:
-        self.engine = quickjs.Context()
-        self.engine.eval(KATEX.read_text("utf-8"))
+    def __init__(self, root: Path) -> None:
+        self.program = KATEX.read_text("utf-8")
+        self.keep = Kept(root)
+        digest = hashlib.sha256(self.program.encode()).hexdigest()
+        self.recipe = f"{digest} {json.dumps(MACROS)}"
+        self.done: dict[tuple[str, bool], str] = {}
+
+    @cached_property
+    def render(self) -> Any:
+        """The function that renders, in an engine that is started when needed."""
+        engine = quickjs.Context()
+        engine.eval(self.program)
         # As JSON, because the engine cannot hand over a string built by pieces.
-        self.engine.eval(
+        engine.eval(
             "const render = (tex, displayMode) => JSON.stringify(katex.renderToString("
             "tex, {displayMode, throwOnError: true, strict: 'error', "
             f"macros: {json.dumps(MACROS)}}}))"
         )
-        self.render = self.engine.eval("render")
-        self.done: dict[tuple[str, bool], str] = {}
+        return engine.eval("render")
 
     def __call__(self, tex: str, *, display: bool, where: str) -> str:
         """Give a formula's HTML; warn, and show the TeX, if it has a mistake."""
         if (tex, display) not in self.done:
             try:
-                made = json.loads(self.render(tex, display))
+                made = self.keep(
+                    f"formula {self.recipe} {display} {tex}",
+                    lambda: json.loads(self.render(tex, display)),
+                )
             except quickjs.JSException as error:
                 log.warning("%s: %s", where, str(error).splitlines()[0])
                 return f"<code>{html.escape(tex)}</code>"
@@ -80,7 +94,6 @@ class KaTeX:
         return self.done[tex, display]
 
 
-katex = KaTeX()
 Places = dict[str, tuple[str, str]]
 
 
@@ -90,17 +103,18 @@ def on_env(env: Any, *, config: Any, files: Files) -> None:
 
     This is the first moment at which all pages' HTML exists, docstrings included.
     """
+    katex = KaTeX(Path(config.config_file_path).parent)
     pages = [file.page for file in files.documentation_pages() if file.page]
     places = number(pages)
     for page in pages:
         content = page.content or ""
         warn_of_stray_tex(page, content)
-        content = FORMULA.sub(lambda m, page=page: formula(m, page, places), content)
-        # A search for a word should lead to the text, not to every listing of code.
-        page.content = content.replace(
-            SOURCE_LISTING, SOURCE_LISTING + ' data-search-exclude="1"'
+        content = FORMULA.sub(
+            lambda m, page=page: formula(m, page, places, katex), content
         )
-        render_titles(page.toc, page)
+        # A search for a word should lead to the text, not to every listing of code.
+        page.content = LISTING.sub(r'\g<0> data-search-exclude="1"', content)
+        render_titles(page.toc, page, katex)
 
 
 def number(pages: Iterable[Page]) -> Places:
@@ -119,7 +133,7 @@ def number(pages: Iterable[Page]) -> Places:
     return places
 
 
-def formula(match: re.Match[str], page: Page, places: Places) -> str:
+def formula(match: re.Match[str], page: Page, places: Places, katex: KaTeX) -> str:
     """Give one formula's finished HTML."""
     tag, after = match["tag"], match["after"]
     tex = html.unescape(match["tex"]).strip()
@@ -156,14 +170,14 @@ def warn_of_stray_tex(page: Page, content: str) -> None:
         log.warning("%s: TeX left as it is near %r (%s)", where(page), near, hint)
 
 
-def render_titles(links: Iterable[AnchorLink], page: Page) -> None:
+def render_titles(links: Iterable[AnchorLink], page: Page, katex: KaTeX) -> None:
     """Render the formulas of headings in the table of contents too."""
     for item in links:
         item.title = IN_TITLE.sub(
             lambda m: katex(html.unescape(m[1]), display=False, where=where(page)),
             item.title,
         )
-        render_titles(item.children, page)
+        render_titles(item.children, page, katex)
 
 
 def where(page: Page) -> str:

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pygments
 from book import LISTINGS, Book, listing
+from keeping import Kept
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -40,14 +42,21 @@ def on_page_content(html: str, *, page: Page, config: MkDocsConfig, **_: Any) ->
     if not page.file.src_uri.startswith(f"{LISTINGS}/"):
         return PLAIN.sub(r"\1", html)
     path = page.file.src_uri.removeprefix(f"{LISTINGS}/").removesuffix(".md")
-    text = (Path(config.config_file_path).parent / path).read_text("utf-8")
+    root = Path(config.config_file_path).parent
+    text = (root / path).read_text("utf-8")
+    anchors = {f"L{number}" for number in range(1, text.count("\n") + 2)}
+    page.present_anchor_ids = (page.present_anchor_ids or set()) | anchors
+    recipe = f"listing {pygments.__version__}\n{Path(__file__).read_text()}\n{text}"
+    numbered = Kept(root)(recipe, lambda: highlighted(text))
+    block = f"<pre><code>{numbered}\n</code></pre>"
+    return f'{html}<div class="highlight listing">{block}</div>'
+
+
+def highlighted(text: str) -> str:
+    """Give the source as HTML, each line after an anchor with its number."""
     shown = highlight(text, PythonLexer(), HtmlFormatter(nowrap=True))
     lines = QUIET.sub(r"\1", shown).rstrip("\n").split("\n")
-    anchors = {f"L{number}" for number in range(1, len(lines) + 1)}
-    page.present_anchor_ids = (page.present_anchor_ids or set()) | anchors
-    numbered = "\n".join(
+    return "\n".join(
         f'<a id="L{number}" href="#L{number}">{number}</a>{line}'
         for number, line in enumerate(lines, start=1)
     )
-    block = f"<pre><code>{numbered}\n</code></pre>"
-    return f'{html}<div class="highlight listing">{block}</div>'

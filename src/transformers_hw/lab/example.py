@@ -16,6 +16,7 @@ import tyro
 from torch import Tensor
 
 from transformers_hw.lab.devices import pick_device
+from transformers_hw.lab.distributed import join_team
 from transformers_hw.lab.plotting import Drawing, save_figures
 from transformers_hw.lab.run_record import RunRecord
 
@@ -89,7 +90,9 @@ def run_example(
         chapter: The chapter's name, which is the script's.
         presets: Settings by name: `quick`, `cpu` and `gpu`. The figures of `cpu` go
             where the site shows them from, the others into `runs`.
-        compute: Gives arrays to draw and numbers to report, from settings.
+        compute: Gives arrays to draw and numbers to report, from settings. Where it
+            takes up trainings of an earlier sitting, it reports the time they had
+            taken as `earlier_seconds`, which counts as part of the run.
         drawings: Gives the figures, from those arrays and numbers alone.
         data: Says what data the settings name, such as `Pictures.describe()`, for
             the record of an example that reads any.
@@ -113,9 +116,16 @@ def run_example(
     if isinstance(chosen, Redraw):
         results = safetensors.torch.load_file(chosen.out / RESULTS)
         metrics = RunRecord.read(chosen.out).metrics
-    else:
-        results, metrics = _computed(chosen, compute, data)
-    save_figures(chosen.out, drawings(results, metrics))
+        save_figures(chosen.out, drawings(results, metrics))
+        return chosen.out
+    device = pick_device(chosen.device)
+    with join_team(device) as team:
+        record, results = _computed(chosen, compute, data, device)
+        if team.leads:
+            chosen.out.mkdir(parents=True, exist_ok=True)
+            safetensors.torch.save_file(results, chosen.out / RESULTS)
+            record.write(chosen.out)
+            save_figures(chosen.out, drawings(results, record.metrics))
     return chosen.out
 
 
@@ -123,21 +133,19 @@ def _computed(
     config: Config,
     compute: Callable[[Config, torch.device], tuple[Results, Metrics]],
     data: Callable[[Config], Mapping[str, Any]] | None,
-) -> tuple[Results, Metrics]:
-    device = pick_device(config.device)
+    device: torch.device,
+) -> tuple[RunRecord, Results]:
     torch.manual_seed(config.seed)
     start = time.perf_counter()
     results, metrics = compute(config, device)
+    earlier = metrics.pop("earlier_seconds", 0.0)
     record = RunRecord.of(
         config,
         seed=config.seed,
         data=data(config) if data else {},
         device=device,
-        seconds=time.perf_counter() - start,
+        seconds=time.perf_counter() - start + earlier,
         metrics=metrics,
     )
-    results = {name: x.detach().cpu().contiguous() for name, x in results.items()}
-    config.out.mkdir(parents=True, exist_ok=True)
-    safetensors.torch.save_file(results, config.out / RESULTS)
-    record.write(config.out)
-    return results, record.metrics
+    kept = {name: x.detach().cpu().contiguous() for name, x in results.items()}
+    return record, kept

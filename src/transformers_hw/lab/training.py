@@ -139,6 +139,7 @@ def train(
                     model.eval()
                     for callback in callbacks if team.leads else ():
                         record.update(callback(model, epoch))
+                    record = team.from_leader(record)
                     progress.history.append(record)
                     progress.running = {}
                     if curves is not None:

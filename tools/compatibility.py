@@ -1,0 +1,169 @@
+"""Run the book's tests on the oldest and the newest PyTorch, and write down what ran.
+
+    python tools/compatibility.py            makes both environments, which takes 10 GB
+    python tools/compatibility.py lowest     only one of them
+    python tools/compatibility.py newest --environment .venv   in one that exists
+
+The wheel is what is tested: it is built, installed into a folder of its own, and the
+tests are copied to where the checkout's sources are not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import venv
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "benchmarks/records/compatibility.json"
+TABLE = RECORD.with_suffix(".md")
+CASES = ("lowest", "newest")
+# Tests of the checkout, and of converters, which need other libraries.
+LEFT_OUT = {
+    "test_command.py",
+    "test_examples.py",
+    "test_house.py",
+    "test_onnx.py",
+    "test_package.py",
+    "test_packaging.py",
+    "test_pretrained.py",
+    "test_readme.py",
+    "lab",
+    "site",
+}
+TESTERS = ("beartype", "expecttest", "hypothesis", "pytest", "pytest-xdist")
+VERSIONS = """
+import json, platform
+from importlib.metadata import version
+found = {name: version(name) for name in ("torch", "einops", "jaxtyping")}
+print(json.dumps({"python": platform.python_version(), **found}))
+"""
+
+
+def requirements(case: str) -> list[str]:
+    """Give what to install: the lowest versions that are declared, or any."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lab = project["optional-dependencies"]["lab"]
+    bound = [*project["dependencies"], *(x for x in lab if "torchvision" in x)]
+    if case == "lowest":
+        bound = [name.replace(">=", "==") for name in bound]
+    return [*bound, *(x for x in lab if "torchvision" not in x), *TESTERS]
+
+
+def environment(case: str) -> Path:
+    """Make a virtual environment, unless it was made before."""
+    folder = ROOT / ".cache/compatibility" / case
+    stamp = folder / "made"
+    if not stamp.exists():
+        venv.create(folder, with_pip=True, clear=True)
+        pip = (folder / "bin/python", "-m", "pip", "install", "--quiet")
+        subprocess.run([*pip, *requirements(case)], check=True)
+        stamp.touch()
+    return folder
+
+
+def build(folder: Path) -> Path:
+    """Build the wheel, and install it into a folder of its own."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
+    subprocess.run([*pip, "wheel", *options, ROOT], check=True)
+    (wheel,) = folder.glob("*.whl")
+    place = folder / "installed"
+    install = ["install", "--quiet", "--no-deps", "--target", place, wheel]
+    subprocess.run([*pip, *install], check=True)
+    return place
+
+
+def run(python: Path, package: Path, folder: Path) -> dict[str, Any]:
+    """Run the tests, with the type-checking hook and without it; count them."""
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    shutil.copytree(ROOT / "tests", folder / "tests", dirs_exist_ok=True)
+    chosen = sorted(
+        path
+        for path in (folder / "tests").iterdir()
+        if path.name not in LEFT_OUT
+        and (path.is_dir() or path.match("test_*.py"))
+        and path.name != "__pycache__"
+    )
+    paths = {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
+    everything = {**os.environ, **paths}
+    told = subprocess.run(
+        [python, "-c", VERSIONS],
+        env=everything,
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+    counts = {"passed": 0, "failed": 0}
+    start = time.perf_counter()
+    for hook in ([], ["--jaxtyping-packages="]):
+        report = folder / "report.xml"
+        command = [python, "-m", "pytest", "-q", "-n", "auto", "--maxprocesses=4"]
+        command += ["-p", "no:cacheprovider", f"--junitxml={report}", *hook, *chosen]
+        ended = subprocess.run(command, env=everything, cwd=folder)
+        if ended.returncode not in (0, 1):
+            raise SystemExit(f"pytest ended with {ended.returncode}: no tests were run")
+        suite = ElementTree.parse(report).getroot()[0]
+        wrong = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
+        counts["failed"] += wrong
+        counts["passed"] += int(suite.attrib["tests"]) - wrong
+    return {
+        **json.loads(told.stdout),
+        "system": f"{platform.system()}, {platform.machine()}",
+        **counts,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Write the table that the site shows."""
+    head = "| Python | PyTorch | einops | jaxtyping | System | Passed | Failed |"
+    lines = [head, "|---|---|---|---|---|--:|--:|"]
+    names = ("python", "torch", "einops", "jaxtyping", "system", "passed", "failed")
+    lines += [f"| {' | '.join(str(one[name]) for name in names)} |" for one in runs]
+    return "\n".join(lines) + "\n"
+
+
+def write(new: list[dict[str, Any]]) -> None:
+    """Put runs on the record, in place of earlier ones of the same versions."""
+    known = json.loads(RECORD.read_text("utf-8"))["runs"] if RECORD.exists() else []
+    names = ("python", "torch", "einops", "jaxtyping", "system")
+    runs = {tuple(one[name] for name in names): one for one in [*known, *new]}
+    ordered = sorted(runs.values(), key=lambda one: [one["python"], one["torch"]])
+    text = {"command": "python tools/compatibility.py", "runs": ordered}
+    RECORD.write_text(json.dumps(text, indent=1) + "\n", "utf-8")
+    TABLE.write_text(table(ordered), "utf-8")
+
+
+def main() -> None:
+    """Run the cases that the command line names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="case", help="lowest, newest")
+    parser.add_argument("--environment", type=Path, help="an environment to use")
+    chosen = parser.parse_args()
+    if not set(chosen.cases) <= set(CASES):
+        parser.error(f"cases must be among {CASES}, got {chosen.cases}")
+    runs = []
+    with tempfile.TemporaryDirectory() as name:
+        package = build(Path(name))
+        for case in chosen.cases or CASES:
+            folder = chosen.environment or environment(case)
+            runs.append(run(folder.absolute() / "bin/python", package, Path(name)))
+    write(runs)
+    if any(one["failed"] for one in runs):
+        raise SystemExit("some tests failed: see above")
+
+
+if __name__ == "__main__":
+    main()
