@@ -132,7 +132,15 @@ def compute(config: Config, device: torch.device) -> tuple[Results, Metrics]:
         len(CASE), dim=2 * config.dim, heads=2, hidden_dim=8 * config.dim, depth=2
     )
     note("change of case", *learn_case(config, model))
-    results.update(uses_of_attention(model, device))
+    uses = uses_of_attention(model, device)
+    results.update(uses)
+    # The prompt, which says what the task is, comes first in the source.
+    metrics["encoder_weight_on_prompt"] = {
+        f"layer {layer + 1}": round(
+            uses[f"weights.encoder.{layer}"][..., 0].mean().item(), 3
+        )
+        for layer in (0, 1)
+    }
     return results, metrics
 
 
