@@ -5,7 +5,7 @@ in a `DataLoader`, and trained by a plain loop with PyTorch's AdamW. All have th
 sizes, pictures, batch, augmentation and number of threads. Each contender is a process
 of its own; they take turns, and what is recorded is the ratio of each pair of turns.
 
-    python benchmarks/training_throughput.py            # some ten minutes
+    python benchmarks/training_throughput.py            # some minutes
     python benchmarks/training_throughput.py --quick    # half a minute, no record
 """
 
@@ -39,7 +39,9 @@ SIZES = {
 PICTURE, PATCH, CLASSES = 32, 4, 10
 PEERS = ("timm", "vit-pytorch")
 # A loader can work beside the training or within it: the peer gets whichever is best.
-WORKERS = (0, 1, 2)
+WORKERS = (0, 2)
+# Batches in an epoch, by size: enough for a measurement of some seconds.
+STEPS = {"chapter": 12, "larger": 5}
 
 
 class InMemory(Dataset):
@@ -248,7 +250,11 @@ def main() -> None:
     if options.quick:
         compare("chapter", 64, 4, options.threads, 2)
         return
-    rows = [row for name in SIZES for row in compare(name, 64, 20, options.threads, 5)]
+    rows = [
+        row
+        for name in SIZES
+        for row in compare(name, 64, STEPS[name], options.threads, 4)
+    ]
     packages = ("torch", "torchvision", "timm", "vit-pytorch")
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
