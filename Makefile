@@ -9,10 +9,10 @@ PARALLEL := -n auto --maxprocesses=4
 
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help site test lint figures bench chromium clean
+.PHONY: help site test lint figures bench compatibility chromium clean
 
 help: ## list the targets (this)
-	@awk -F ': .*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ': .*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 site: $(INSTALLED) ## build the book and serve it at http://127.0.0.1:8000 (PORT=...)
 	@echo "The book will be at http://127.0.0.1:$(PORT)/ once it is built; Ctrl-C stops it."
@@ -44,6 +44,9 @@ bench: $(INSTALLED) ## measure against other libraries, which it installs
 	@set -e; ls benchmarks/*.py >/dev/null 2>&1 || echo "There are no benchmarks yet."; \
 	for script in $(wildcard benchmarks/*.py); do \
 	    echo "$$script"; .venv/bin/python "$$script"; done
+
+compatibility: $(INSTALLED) ## run the book's tests on the oldest and newest PyTorch
+	.venv/bin/python tools/compatibility.py
 
 clean: ## remove .venv and whatever was built
 	rm -rf .venv .cache site .coverage .hypothesis .pytest_cache .ruff_cache

@@ -53,6 +53,7 @@ from transformers_hw.self_attention import (
 )
 from transformers_hw.seq2seq import GRU, RNN, Alignment, Seq2Seq
 from transformers_hw.transformer import (
+    Bert,
     Decoder,
     DecoderLayer,
     Encoder,
@@ -407,6 +408,17 @@ def _transformers() -> Iterator[Entry]:
             norm="post",
         ),
     )
+    yield Entry(
+        "Bert",
+        partial(Bert, VOCABULARY, **sizes, length=13, segments=3),
+        {
+            "tokens": Input("b n", "ids", VOCABULARY),
+            "segments": Input("b n", "ids", 3),
+            "padding_mask": Input("b n", "mask"),
+        },
+        output,
+        dropout=True,
+    )
 
 
 def _self_attentions() -> Iterator[Entry]:
@@ -571,6 +583,15 @@ def _vision() -> Iterator[Entry]:
             sizes={} if positions == "none" else {"rows": 5, "columns": 7},
             invariant="rows" if positions == "none" else None,
         )
+    yield Entry(
+        "VisionTransformer mean, class token",
+        partial(built, pool="mean", class_token=True),
+        pictures,
+        "b 17",
+        call=_pictures,
+        dropout=True,
+        sizes={"rows": 5, "columns": 7},
+    )
     yield Entry(
         "VisionTransformer resampled",
         partial(VisionTransformer, (4, 9), (2, 3), channels=11, **sizes),

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import transformers_hw
 
-EXTRAS = ("lab", "docs", "dev")
+EXTRAS = ("lab", "docs", "bench", "dev")
 
 
 def requirements() -> dict[str, set[str]]:

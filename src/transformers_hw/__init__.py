@@ -70,6 +70,7 @@ from transformers_hw.seq2seq import (
     Seq2Seq,
 )
 from transformers_hw.transformer import (
+    Bert,
     Decoder,
     DecoderCache,
     DecoderLayer,
@@ -82,6 +83,7 @@ from transformers_hw.transformer import (
     gelu,
     label_smoothing_loss,
     layer_norm,
+    mean_of_tokens,
     transformer_learning_rate,
 )
 from transformers_hw.vision_transformer import (
@@ -97,6 +99,7 @@ __all__ = [
     "RNN",
     "AbsolutePositionalEmbedding",
     "Alignment",
+    "Bert",
     "BertFFN",
     "CaseBatch",
     "ChangeOfCase",
@@ -150,6 +153,7 @@ __all__ = [
     "identity_attention",
     "label_smoothing_loss",
     "layer_norm",
+    "mean_of_tokens",
     "mix_densely",
     "mix_separably",
     "mix_shifted",

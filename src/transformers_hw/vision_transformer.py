@@ -250,7 +250,8 @@ class VisionTransformer(nn.Module):
             default.
         channels: Number of channels of a picture.
         pool: What the head sees: `"class"`, the class token, or `"mean"`, the mean
-            of the patches' tokens; then there is no class token.
+            of the patches' tokens.
+        class_token: Whether there is a class token; by default if the head sees it.
         positions: `"learned"`, a code for each cell of the grid: the paper's 1-D
             codes are this same table, its cells numbered row by row;
             `"learned_axes"`, its 2-D codes
@@ -292,12 +293,15 @@ class VisionTransformer(nn.Module):
         hidden_dim: int | None = None,
         channels: int = 3,
         pool: Pool = "class",
+        class_token: bool | None = None,
         positions: PicturePositions = "learned",
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
         check_sizes(classes=classes, dim=dim)
         check_choice("pool", pool, ("class", "mean"))
+        if pool == "class" and class_token is False:
+            raise ValueError("pool 'class' needs a class token, got class_token=False.")
         device, dtype = options.get("device"), options.get("dtype")
         self.patch_embedding = PatchEmbedding(
             patch, channels, dim, device=device, dtype=dtype
@@ -308,7 +312,7 @@ class VisionTransformer(nn.Module):
         self.pool = pool
         self.positions = _positions(positions, self.grid, dim, device, dtype)
         self.class_token = self.class_position = None
-        if pool == "class":
+        if pool == "class" or class_token:
             vector = torch.empty(dim, device=device, dtype=dtype)
             self.class_token = nn.Parameter(vector)
             if positions.startswith("learned"):
@@ -438,7 +442,8 @@ class VisionTransformer(nn.Module):
         tokens = self.encode(pictures)
         if self.pool == "class":
             return tokens[:, 0]
-        return reduce(tokens, "b n d -> b d", "mean")
+        patches = tokens if self.class_token is None else tokens[:, 1:]
+        return reduce(patches, "b n d -> b d", "mean")
 
     def forward(
         self, pictures: Float[Tensor, "b channels height width"]

@@ -14,6 +14,7 @@ The paper is post-norm; pre-norm keeps a path from output to input that no
 normalisation interrupts, and ends with one normalisation after the last layer.
 """
 
+from transformers_hw.transformer.bert import Bert, mean_of_tokens
 from transformers_hw.transformer.layers import DecoderLayer, EncoderLayer
 from transformers_hw.transformer.model import Transformer
 from transformers_hw.transformer.parts import FeedForward, LayerNorm, gelu, layer_norm
@@ -29,6 +30,7 @@ from transformers_hw.transformer.training import (
 )
 
 __all__ = [
+    "Bert",
     "Decoder",
     "DecoderCache",
     "DecoderLayer",
@@ -41,5 +43,6 @@ __all__ = [
     "gelu",
     "label_smoothing_loss",
     "layer_norm",
+    "mean_of_tokens",
     "transformer_learning_rate",
 ]
