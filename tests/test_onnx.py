@@ -67,18 +67,16 @@ def free_axes(entry: Entry) -> tuple[dict[int, Any], ...]:
 
 
 def session(entry: Entry, model: nn.Module, path: Path) -> onnxruntime.InferenceSession:
+    inputs, shapes = example(entry, SIZES), (free_axes(entry),)
     with warnings.catch_warnings():
         # PyTorch's exporter uses parts of Python and itself that it calls outdated.
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model,
-            example(entry, SIZES),
-            path,
-            dynamo=True,
-            dynamic_shapes=(free_axes(entry),),
-            input_names=list(entry.inputs),
-            verbose=False,
+        # Not strict: what it cannot follow would be fixed, and show below.
+        program = torch.export.export(
+            model, inputs, dynamic_shapes=shapes, strict=False
         )
+        names = list(entry.inputs)
+        torch.onnx.export(program, f=path, dynamo=True, input_names=names)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(

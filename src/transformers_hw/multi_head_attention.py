@@ -260,10 +260,10 @@ class MultiHeadAttention(nn.Module):
         stored = 0 if cache is None or context is not None else cache.length
         keys = stored + source.shape[1]
         if mask is not None:
-            _check_mask(mask, (len(query), self.heads, query.shape[1], keys))
+            _check_mask(mask, (query.shape[0], self.heads, query.shape[1], keys))
         if padding_mask is not None:
             check_mask("padding_mask", padding_mask, "a real token")
-            check_axes("padding_mask", padding_mask, len(query), keys)
+            check_axes("padding_mask", padding_mask, query.shape[0], keys)
             new = padding_mask[:, -source.shape[1] :]
             source, contents = _blank(source, new), _blank(contents, new)
             real = rearrange(padding_mask, "b k -> b 1 1 k")
@@ -313,7 +313,7 @@ class MultiHeadAttention(nn.Module):
             ("values", contents, self.value_proj.in_features),
         ):
             check_float(name, x, "batch", "length", width)
-        if not len(query) == len(source) == len(contents):
+        if not query.shape[0] == source.shape[0] == contents.shape[0]:
             raise ValueError(
                 "query, context and values must have one batch size, got "
                 f"{len(query)}, {len(source)} and {len(contents)}."

@@ -423,7 +423,7 @@ class VisionTransformer(nn.Module):
             first = self.class_token
             if self.class_position is not None:
                 first = first + self.class_position
-            first = repeat(first.to(tokens), "d -> b 1 d", b=len(tokens))
+            first = repeat(first.to(tokens), "d -> b 1 d", b=tokens.shape[0])
             tokens = torch.cat([first, tokens], dim=1)
         return self.encoder(self.dropout(tokens))
 

@@ -53,7 +53,7 @@ def mix_densely(
     seen = pairs @ rearrange(x, "b k l d -> (k l) (b d)")
     seen = rearrange(seen, "(h ij) (b d) -> (b ij) (h d)", h=heads, d=x.shape[3])
     mixed = _add_product(bias, seen, rearrange(value_weight, "h d e -> (h d) e"))
-    return rearrange(mixed, "(b i j) e -> b i j e", b=len(x), i=i, j=j)
+    return rearrange(mixed, "(b i j) e -> b i j e", b=x.shape[0], i=i, j=j)
 
 
 def mix_separably(
@@ -78,7 +78,7 @@ def mix_separably(
     Returns:
         The mixed picture.
     """
-    b, i, j = len(x), by_row.shape[1], by_column.shape[1]
+    b, i, j = x.shape[0], by_row.shape[1], by_column.shape[1]
     project_first = value_weight.shape[2] < value_weight.shape[1]
     rows_of_pixels = rearrange(x, "b k l d -> b k (l d)")
     start = mixed = x.new_zeros(value_weight.shape[2]) if bias is None else bias
@@ -139,7 +139,7 @@ def mix_shifted(
         seen = pixels.index_select(1, rearrange(at, "ij h -> (ij h)"))
         seen = rearrange(seen, "b (ij h) d -> (b ij) (h d)", h=at.shape[1])
         mixed = _add_product(bias, seen, rearrange(value_weight, "h d e -> (h d) e"))
-        mixed = rearrange(mixed, "(b ij) e -> b ij e", ij=len(at))
+        mixed = rearrange(mixed, "(b ij) e -> b ij e", ij=at.shape[0])
     return rearrange(mixed, "b (i j) e -> b i j e", i=i)
 
 
