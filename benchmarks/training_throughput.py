@@ -83,7 +83,7 @@ def peer_model(name: str, size: dict[str, int]) -> nn.Module:
             num_heads=size["heads"],
             mlp_ratio=size["hidden_dim"] / size["dim"],
         )
-    from vit_pytorch import ViT
+    from vit_pytorch import ViT  # type: ignore[import-not-found]
 
     return ViT(
         image_size=PICTURE,
