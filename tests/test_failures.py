@@ -182,7 +182,7 @@ def _masks() -> list[Any]:
             axis = described.axes.split()[-1]
             hidden = next(
                 other
-                for other in ("values", "context", "memory", "x")
+                for other in ("values", "context", "memory", "x", "tokens")
                 if other in entry.inputs and entry.inputs[other].axes.split()[1] == axis
             )
             found.append(pytest.param(entry, name, hidden, id=f"{entry.name}: {name}"))
@@ -201,7 +201,10 @@ def test_true_means_may_see(entry: Entry, name: str, about: str) -> None:
 
     def moved(token: int) -> Tensor:
         changed = inputs[about].clone()
-        changed[:, token] += torch.randn_like(changed[:, token])
+        if changed.is_floating_point():
+            changed[:, token] += torch.randn_like(changed[:, token])
+        else:
+            changed[:, token] = (changed[:, token] + 1) % entry.inputs[about].below
         return tensors(entry.call(module, **{**inputs, about: changed}))[0][:, -1]
 
     assert not torch.allclose(moved(0), last, atol=1e-6)

@@ -70,6 +70,7 @@ right = "It is 4."
 tests = ["test_two_and_two_are_four"]
 """
 CHAPTER = """---
+title: The first
 chapter: 1
 ---
 # One

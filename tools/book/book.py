@@ -6,6 +6,7 @@ import ast
 import posixpath
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,9 +15,11 @@ from pathlib import Path
 import bibliography
 import directives
 import questions
+from mkdocs.utils.meta import get_data
 
+CALLED = re.compile(r"\b[A-Za-z_]\w+(?=\()")
+CODE_SHOWN = 3
 LISTINGS = "source"
-CHAPTER = re.compile(r"\A---\n.*?^chapter: *(\d+)", re.S | re.M)
 NAMED = re.compile(r"\]\[(transformers_hw[\w.]+)\]")
 # The documents that an erratum can be about.
 DOCUMENTS = {
@@ -101,13 +104,13 @@ class Book:
         return [argument for name, argument, _ in found if name == "erratum"]
 
     @cached_property
-    def chapter_numbers(self) -> dict[int, str]:
-        """The chapters' names, by the number that their pages give."""
-        numbered = {
-            int(found[1]): path.stem
-            for path in self.chapters
-            if (found := CHAPTER.search(path.read_text("utf-8")))
-        }
+    def chapter_numbers(self) -> dict[int, tuple[str, str]]:
+        """The chapters' names and titles, by the number that their pages give."""
+        numbered: dict[int, tuple[str, str]] = {}
+        for path in self.chapters:
+            _, head = get_data(path.read_text("utf-8"))
+            if "chapter" in head:
+                numbered[head["chapter"]] = path.stem, head["title"]
         return dict(sorted(numbered.items()))
 
     @property
@@ -132,6 +135,21 @@ class Book:
         """The files whose source the site shows."""
         kinds = ("tests/**/*.py", "src/**/*.py", "examples/*.py")
         return sorted(path for kind in kinds for path in self.root.glob(kind))
+
+    def code_behind(self, question: str) -> list[str]:
+        """Give the names of the package that an answer speaks of, or its tests use."""
+        answer = self.answer(question)
+        names = answer.names if answer else []
+        if named := [name for name in names if name in self.definitions]:
+            return named
+        code = "\n".join(test.code for test in self.evidence(question))
+        book = {
+            name.rpartition(".")[2]: name
+            for name, (path, _) in self.definitions.items()
+            if "/lab/" not in path
+        }
+        used = Counter(word for word in CALLED.findall(code) if word in book)
+        return [book[word] for word, _ in used.most_common(CODE_SHOWN)]
 
     @cached_property
     def definitions(self) -> dict[str, tuple[str, int]]:

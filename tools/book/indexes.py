@@ -69,8 +69,8 @@ def by_course_and_chapter(book: Book, here: str) -> str:
 def titles(book: Book) -> dict[str, str]:
     """Name the chapters' pages, in the order of the book."""
     return {
-        f"chapters/{chapter}.md": f"Chapter {number}: {chapter.replace('_', ' ')}"
-        for number, chapter in book.chapter_numbers.items()
+        f"chapters/{chapter}.md": f"Chapter {number}: {title}"
+        for number, (chapter, title) in book.chapter_numbers.items()
     }
 
 
@@ -105,8 +105,7 @@ def row(question: Question, book: Book, here: str) -> str:
     )
     code = ", ".join(
         f"`{name.rpartition('.')[2]}` [{line}]({link(here, listing(path), f'L{line}')})"
-        for name in answer.names
-        if name in book.definitions
+        for name in book.code_behind(question.id)
         for path, line in [book.definitions[name]]
     )
     return f"| `{question.id}` {title}{worth} | {tests} | {figures} | {code} |"
@@ -132,13 +131,13 @@ def errata(book: Book, here: str) -> str:
 def examples(book: Book, here: str) -> str:
     """List the examples: what each shows, and which of its runs has been made."""
     return "\n\n".join(
-        example(number, chapter, book, here)
-        for number, chapter in book.chapter_numbers.items()
+        example(f"{number} {title}", chapter, book, here)
+        for number, (chapter, title) in book.chapter_numbers.items()
         if (book.root / f"examples/{chapter}.py").is_file()
     )
 
 
-def example(number: int, chapter: str, book: Book, here: str) -> str:
+def example(title: str, chapter: str, book: Book, here: str) -> str:
     """Describe one example, in the words of its docstring."""
     path = f"examples/{chapter}.py"
     told = ast.get_docstring(ast.parse((book.root / path).read_text("utf-8"))) or ""
@@ -146,9 +145,8 @@ def example(number: int, chapter: str, book: Book, here: str) -> str:
     made = f"Its `cpu` run: {ledger.NOT_RUN}."
     if run is not None:
         made = blocks.made_by(run, chapter, here)
-    title = chapter.replace("_", " ").capitalize()
     return (
-        f"## {number} {title}\n\n{told}\n\n{made} Its `gpu` run: {ledger.NOT_RUN}.\n"
+        f"## {title}\n\n{told}\n\n{made} Its `gpu` run: {ledger.NOT_RUN}.\n"
         f"{{ .made }}\n\n[The source]({link(here, listing(path))}) · "
         f"[the chapter]({link(here, f'chapters/{chapter}.md')})"
     )

@@ -101,8 +101,9 @@ def how(
     )
     record = link(here, f"figures/{chapter}/run.json")
     difference = f" {group['ours'].strip()}" if "ours" in group else ""
+    threads = f"{run['threads']} thread{'' if run['threads'] == 1 else 's'}"
     return (
         f"Ours: `{run['command']}` ([record]({record})). Data: {pictures}. "
-        f"Seed {run['seed']}. Hardware: {run['device']}, {run['threads']} threads. "
+        f"Seed {run['seed']}. Hardware: {run['device']}, {threads}. "
         f"The whole run took {records.took(run)}.{difference} {scale}\n{{ .made }}"
     )
