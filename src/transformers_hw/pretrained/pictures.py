@@ -7,13 +7,13 @@ import torch
 from einops import rearrange
 from torch import nn
 
-from transformers_hw.pretrained.weights import Unpacking, Weights, WeightsError
+from transformers_hw.pretrained.weights import Weights, WeightsError, _Unpacking
 from transformers_hw.transformer.parts import LayerNorm
 from transformers_hw.vision_transformer import Pool, VisionTransformer
 
 
 @dataclass(frozen=True)
-class Names:
+class _Names:
     """What a library calls the parts of a Vision Transformer.
 
     Attributes:
@@ -36,7 +36,7 @@ class Names:
     others: dict[str, str]
 
 
-TORCHVISION = Names(
+TORCHVISION = _Names(
     patches="conv_proj",
     positions="encoder.pos_embedding",
     class_token="class_token",
@@ -54,7 +54,7 @@ TORCHVISION = Names(
     },
     others={"encoder.final_norm": "encoder.ln", "head": "heads.head"},
 )
-TIMM = Names(
+TIMM = _Names(
     patches="patch_embed.proj",
     positions="pos_embed",
     class_token="cls_token",
@@ -72,7 +72,7 @@ TIMM = Names(
     },
     others={"encoder.final_norm": "norm", "head": "head"},
 )
-HUGGINGFACE = Names(
+HUGGINGFACE = _Names(
     patches="embeddings.patch_embeddings.projection",
     positions="embeddings.position_embeddings",
     class_token="embeddings.cls_token",
@@ -131,7 +131,7 @@ def vision_transformer_from_torchvision(
         model = vision_transformer_from_torchvision(theirs.state_dict(), heads=12)
         ```
     """
-    unpacking = Unpacking(weights, "a torchvision VisionTransformer")
+    unpacking = _Unpacking(weights, "a torchvision VisionTransformer")
     model = _model(unpacking, TORCHVISION, "heads.head", heads, eps)
     return _filled(unpacking, TORCHVISION, model)
 
@@ -160,7 +160,7 @@ def vision_transformer_from_timm(
         WeightsError: If these are other weights, such as those of a model with
             register tokens, layer scale or normalised queries.
     """
-    unpacking = Unpacking(weights, "a plain Vision Transformer of timm")
+    unpacking = _Unpacking(weights, "a plain Vision Transformer of timm")
     left, names = unpacking.left, TIMM
     if "cls_token" not in left:
         names = replace(names, class_token=None)
@@ -199,7 +199,7 @@ def vision_transformer_from_huggingface(
     Raises:
         WeightsError: If these are other weights.
     """
-    unpacking = Unpacking(weights, "a Hugging Face ViT")
+    unpacking = _Unpacking(weights, "a Hugging Face ViT")
     left = unpacking.left
     base = "vit." if "vit.embeddings.cls_token" in left else ""
     older = any(name.startswith(f"{base}{HUGGINGFACE_4.layers}") for name in left)
@@ -225,8 +225,8 @@ def vision_transformer_from_huggingface(
 
 
 def _model(
-    unpacking: Unpacking,
-    names: Names,
+    unpacking: _Unpacking,
+    names: _Names,
     head: str,
     heads: int,
     eps: float,
@@ -263,7 +263,7 @@ def _model(
 
 
 def _filled(
-    unpacking: Unpacking, names: Names, model: VisionTransformer
+    unpacking: _Unpacking, names: _Names, model: VisionTransformer
 ) -> VisionTransformer:
     unpacking.build(model)
     embedding = model.patch_embedding

@@ -17,8 +17,8 @@ from transformers_hw.attention_as_convolution.picture_bert import (
 from transformers_hw.positional_encoding import SinusoidalPositions
 from transformers_hw.pretrained.weights import (
     WeightsError,
-    import_safetensors,
-    listed,
+    _import_safetensors,
+    _listed,
     read_weights,
 )
 from transformers_hw.seq2seq import Seq2Seq
@@ -60,7 +60,7 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
         >>> torch.equal(model(tokens), same(tokens))
         True
     """
-    safetensors = import_safetensors()
+    safetensors = _import_safetensors()
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"path must end in .safetensors, got {path}.")
@@ -92,7 +92,7 @@ def load_model(path: str | Path) -> nn.Module:
         WeightsError: If the file is missing or damaged, or holds something else.
     """
     weights = read_weights(path)
-    with import_safetensors().safe_open(path, "pt") as file:
+    with _import_safetensors().safe_open(path, "pt") as file:
         header = file.metadata() or {}
     names = {kind.__name__: kind for kind in SETTINGS}
     try:
@@ -118,7 +118,7 @@ def load_model(path: str | Path) -> nn.Module:
         differing = dict(wanted.items() ^ found.items())
         raise WeightsError(
             f"{path} must hold the weights that its settings ask for; they differ in "
-            f"{listed(sorted(differing))}."
+            f"{_listed(sorted(differing))}."
         )
     model.load_state_dict(weights, assign=True)
     return model.eval()

@@ -1,6 +1,6 @@
 """BERT's weights into the book's encoder of texts."""
 
-from transformers_hw.pretrained.weights import Unpacking, Weights
+from transformers_hw.pretrained.weights import Weights, _Unpacking
 from transformers_hw.transformer.bert import Bert
 
 # A layer's parts, by our names of them.
@@ -31,7 +31,7 @@ def bert_from_huggingface(weights: Weights, *, heads: int, eps: float = 1e-12) -
     Raises:
         WeightsError: If these are other weights.
     """
-    unpacking = Unpacking(weights, "a Hugging Face BertModel")
+    unpacking = _Unpacking(weights, "a Hugging Face BertModel")
     left = unpacking.left
     base = "bert." if "bert.embeddings.word_embeddings.weight" in left else ""
     embeddings, layers = f"{base}embeddings", f"{base}encoder.layer."

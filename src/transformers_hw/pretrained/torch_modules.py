@@ -5,7 +5,7 @@ from typing import Any, Unpack
 from torch import nn
 
 from transformers_hw.multi_head_attention import MultiHeadAttention
-from transformers_hw.pretrained.weights import PROJECTED, Unpacking, Weights
+from transformers_hw.pretrained.weights import PROJECTED, Weights, _Unpacking
 from transformers_hw.transformer.layers import DecoderLayer, EncoderLayer
 from transformers_hw.transformer.stacks import Decoder, Encoder, LayerOptions
 
@@ -50,7 +50,7 @@ def attention_from_torch(weights: Weights, *, heads: int) -> MultiHeadAttention:
         >>> attention_from_torch(theirs.state_dict(), heads=3).heads
         3
     """
-    unpacking = Unpacking(weights, "a torch.nn.MultiheadAttention")
+    unpacking = _Unpacking(weights, "a torch.nn.MultiheadAttention")
     dim = unpacking.shape("out_proj.weight", 2)[0]
     apart = "in_proj_weight" not in unpacking.left
     layer = MultiHeadAttention(
@@ -87,7 +87,7 @@ def encoder_layer_from_torch(
     Raises:
         WeightsError: If these are other weights.
     """
-    unpacking = Unpacking(weights, "a torch.nn.TransformerEncoderLayer")
+    unpacking = _Unpacking(weights, "a torch.nn.TransformerEncoderLayer")
     dim, hidden_dim, chosen = _sizes(unpacking, "", options)
     layer = unpacking.build(EncoderLayer(dim, heads, hidden_dim, **chosen))
     _layer(unpacking, EncoderLayer, "")
@@ -110,7 +110,7 @@ def decoder_layer_from_torch(
     Raises:
         WeightsError: If these are other weights.
     """
-    unpacking = Unpacking(weights, "a torch.nn.TransformerDecoderLayer")
+    unpacking = _Unpacking(weights, "a torch.nn.TransformerDecoderLayer")
     dim, hidden_dim, chosen = _sizes(unpacking, "", options)
     layer = unpacking.build(DecoderLayer(dim, heads, hidden_dim, **chosen))
     _layer(unpacking, DecoderLayer, "")
@@ -133,7 +133,7 @@ def encoder_from_torch(
     Raises:
         WeightsError: If these are other weights.
     """
-    unpacking = Unpacking(weights, "a torch.nn.TransformerEncoder")
+    unpacking = _Unpacking(weights, "a torch.nn.TransformerEncoder")
     encoder = unpacking.build(Encoder(**_stack_sizes(unpacking, "", heads, options)))
     _stack(unpacking, encoder, "")
     return unpacking.fill(encoder)
@@ -155,7 +155,7 @@ def decoder_from_torch(
     Raises:
         WeightsError: If these are other weights.
     """
-    unpacking = Unpacking(weights, "a torch.nn.TransformerDecoder")
+    unpacking = _Unpacking(weights, "a torch.nn.TransformerDecoder")
     decoder = unpacking.build(Decoder(**_stack_sizes(unpacking, "", heads, options)))
     _stack(unpacking, decoder, "")
     return unpacking.fill(decoder)
@@ -186,7 +186,7 @@ def transformer_from_torch(
         >>> len(encoder.layers), len(decoder.layers)
         (1, 1)
     """
-    unpacking = Unpacking(weights, "a torch.nn.Transformer")
+    unpacking = _Unpacking(weights, "a torch.nn.Transformer")
     encoder = Encoder(**_stack_sizes(unpacking, "encoder.", heads, options))
     decoder = Decoder(**_stack_sizes(unpacking, "decoder.", heads, options))
     both = unpacking.build(nn.ModuleDict({"encoder": encoder, "decoder": decoder}))
@@ -197,7 +197,7 @@ def transformer_from_torch(
 
 
 def _sizes(
-    unpacking: Unpacking, layer: str, options: LayerOptions
+    unpacking: _Unpacking, layer: str, options: LayerOptions
 ) -> tuple[int, int, dict[str, Any]]:
     hidden_dim, dim = unpacking.shape(f"{layer}linear1.weight", 2)
     told = {"norm": "post", "bias": f"{layer}linear1.bias" in unpacking.left}
@@ -205,7 +205,7 @@ def _sizes(
 
 
 def _stack_sizes(
-    unpacking: Unpacking, prefix: str, heads: int, options: LayerOptions
+    unpacking: _Unpacking, prefix: str, heads: int, options: LayerOptions
 ) -> dict[str, Any]:
     depth = unpacking.depth(f"{prefix}layers.")
     dim, hidden_dim, chosen = _sizes(unpacking, f"{prefix}layers.0.", options)
@@ -219,7 +219,7 @@ def _stack_sizes(
     }
 
 
-def _stack(unpacking: Unpacking, stack: Encoder | Decoder, prefix: str) -> None:
+def _stack(unpacking: _Unpacking, stack: Encoder | Decoder, prefix: str) -> None:
     kind = EncoderLayer if isinstance(stack, Encoder) else DecoderLayer
     for number in range(len(stack.layers)):
         _layer(unpacking, kind, f"{prefix}layers.{number}.")
@@ -227,7 +227,7 @@ def _stack(unpacking: Unpacking, stack: Encoder | Decoder, prefix: str) -> None:
 
 
 def _layer(
-    unpacking: Unpacking, kind: type[EncoderLayer] | type[DecoderLayer], prefix: str
+    unpacking: _Unpacking, kind: type[EncoderLayer] | type[DecoderLayer], prefix: str
 ) -> None:
     for ours, theirs in ATTENTIONS[kind].items():
         _attention(unpacking, f"{prefix}{theirs}.", f"{prefix}{ours}.")
@@ -236,7 +236,7 @@ def _layer(
 
 
 def _attention(
-    unpacking: Unpacking, theirs: str, ours: str, *, packed: bool = True
+    unpacking: _Unpacking, theirs: str, ours: str, *, packed: bool = True
 ) -> None:
     if packed:
         unpacking.packed(f"{theirs}in_proj_weight", f"{ours}{{}}_proj.weight")

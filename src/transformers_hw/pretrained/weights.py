@@ -65,14 +65,14 @@ def read_weights(weights: Weights) -> dict[str, Tensor]:
             f"{path} must be a .safetensors file: others can run code when they are "
             "read."
         )
-    safetensors = import_safetensors()
+    safetensors = _import_safetensors()
     try:
         return safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise WeightsError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def import_safetensors() -> ModuleType:
+def _import_safetensors() -> ModuleType:
     """Import what reads and writes files of weights; the book itself does without."""
     try:
         import safetensors.torch
@@ -83,7 +83,7 @@ def import_safetensors() -> ModuleType:
     return safetensors
 
 
-class Unpacking:
+class _Unpacking:
     """Take tensors out of foreign weights under their new names, and keep account.
 
     Args:
@@ -117,7 +117,7 @@ class Unpacking:
         if name not in self.left:
             raise WeightsError(
                 f"weights must be of {self.origin}, and hold {name!r}; they hold "
-                f"{listed(list(self.left))}."
+                f"{_listed(list(self.left))}."
             )
         shape = tuple(self.left[name].shape)
         if len(shape) != axes:
@@ -132,7 +132,7 @@ class Unpacking:
         if not numbers or numbers != set(range(len(numbers))):
             raise WeightsError(
                 f"weights must be of {self.origin}, and hold {layers}0 and so on; "
-                f"they hold {listed(list(self.left))}."
+                f"they hold {_listed(list(self.left))}."
             )
         return len(numbers)
 
@@ -185,7 +185,7 @@ class Unpacking:
             "of the wrong shape or type": self.misshapen,
             "unknown": list(self.left),
         }
-        found = [f"{what}: {listed(names)}" for what, names in wrong.items() if names]
+        found = [f"{what}: {_listed(names)}" for what, names in wrong.items() if names]
         if found:
             raise WeightsError(
                 f"weights must be those of {self.origin}. " + "; ".join(found) + "."
@@ -197,7 +197,7 @@ class Unpacking:
 PROJECTED = ("query", "key", "value")
 
 
-def listed(names: Sequence[str], most: int = 12) -> str:
+def _listed(names: Sequence[str], most: int = 12) -> str:
     """List names, the first of them if there are many."""
     shown = ", ".join(names[:most]) or "nothing"
     more = len(names) - most
