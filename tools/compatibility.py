@@ -44,10 +44,11 @@ LEFT_OUT = {
 }
 TESTERS = ("beartype", "expecttest", "hypothesis", "pytest", "pytest-xdist")
 VERSIONS = """
-import json, platform
+import json, platform, transformers_hw
 from importlib.metadata import version
 found = {name: version(name) for name in ("torch", "einops", "jaxtyping")}
-print(json.dumps({"python": platform.python_version(), **found}))
+found = {"python": platform.python_version(), **found}
+print(json.dumps([transformers_hw.__file__, found]))
 """
 
 
@@ -105,6 +106,9 @@ def run(python: Path, package: Path, folder: Path) -> dict[str, Any]:
         check=True,
         capture_output=True,
     )
+    place, versions = json.loads(told.stdout)
+    if not Path(place).is_relative_to(package):
+        raise SystemExit(f"the wheel is not what would be tested, but {place}")
     counts = {"passed": 0, "failed": 0}
     start = time.perf_counter()
     for hook in ([], ["--jaxtyping-packages="]):
@@ -119,7 +123,7 @@ def run(python: Path, package: Path, folder: Path) -> dict[str, Any]:
         counts["failed"] += wrong
         counts["passed"] += int(suite.attrib["tests"]) - wrong
     return {
-        **json.loads(told.stdout),
+        **versions,
         "system": f"{platform.system()}, {platform.machine()}",
         **counts,
         "seconds": round(time.perf_counter() - start, 1),
