@@ -70,8 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model = commands.add_parser("model", help="describe a model, layer by layer")
     known = ", ".join(MODELS)
     model.add_argument("model", help=f"ViT-B/16 and the like, {known}, or a saved file")
-    model.add_argument("--length", type=int, default=128, help="tokens of a text")
-    model.add_argument("--depth", type=int, default=3, help="levels of parts")
+    number = {"type": _from_one, "metavar": "N"}
+    model.add_argument("--length", default=128, help="tokens of a text: 128", **number)
+    model.add_argument("--depth", default=3, help="levels of parts: 3", **number)
     chosen = parser.parse_args(arguments)
     try:
         if chosen.command == "example":
@@ -163,14 +164,13 @@ def describe_model(model: nn.Module, *, length: int = 128, depth: int = 3) -> st
         depth: How many levels of parts to show.
 
     Returns:
-        A table of the parts that act, and the sums.
+        A table of the parts that act or hold weights, and the sums.
     """
     shapes: dict[str, str] = {}
 
     def note(name: str) -> Any:
         def hook(_: nn.Module, given: Any, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple) else output
-            shapes[name] = " × ".join(map(str, first.shape))
+            shapes[name] = _shape(output[0] if isinstance(output, tuple) else output)
 
         return hook
 
@@ -180,20 +180,23 @@ def describe_model(model: nn.Module, *, length: int = 128, depth: int = 3) -> st
         if name and name.count(".") < depth
     }
     hooks = [part.register_forward_hook(note(name)) for name, part in parts.items()]
+    inputs = _inputs(model, length)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(*_inputs(model, length))
+        model(*inputs)
     for hook in hooks:
         hook.remove()
     rows = [("part", "kind", "output", "parameters")]
     for name, part in parts.items():
-        if name in shapes:
+        # Some weights are read, or kept for another method, and not called here.
+        if name in shapes or any(True for _ in part.parameters(recurse=False)):
             kind, size = type(part).__name__, f"{_parameters(part):,}"
-            rows.append((name, kind, shapes[name], size))
+            rows.append((name, kind, shapes.get(name, "–"), size))
     operations = counter.get_total_flops()
+    given = " and ".join(_shape(x) for x in inputs)
     return _table(rows) + (
-        f"{type(model).__name__}: {_parameters(model):,} parameters; {operations:,} "
-        "floating-point operations for one input (a multiplication and an addition "
-        "are two).\n"
+        f"{type(model).__name__}: {_parameters(model):,} parameters.\n"
+        f"Given {given}: {operations:,} floating-point operations\n"
+        "(a multiplication and an addition are two).\n"
     )
 
 
@@ -207,6 +210,18 @@ def _inputs(model: nn.Module, length: int) -> tuple[Tensor, ...]:
         return (torch.empty(1, model.channels, 32, 32, **place),)
     text = torch.empty(1, length, dtype=torch.int64, device="meta")
     return (text,) if isinstance(model, Bert) else (text, text)
+
+
+def _from_one(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        told = f"must be a whole number from 1 on, got {text!r}"
+        raise argparse.ArgumentTypeError(told)
+    return number
+
+
+def _shape(x: Tensor) -> str:
+    return " × ".join(map(str, x.shape))
 
 
 def _parameters(module: nn.Module) -> int:

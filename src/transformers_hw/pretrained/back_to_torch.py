@@ -22,16 +22,18 @@ ACTIVATIONS = {
 }
 
 
-def to_torch(module: nn.Module) -> nn.Module:
+def to_torch(module: nn.Module | tuple[Encoder, Decoder]) -> nn.Module:
     """Give PyTorch's module that computes the same, with a copy of the weights.
 
     Args:
-        module: A `MultiHeadAttention`, an `EncoderLayer` or `DecoderLayer`, or an
-            `Encoder` or `Decoder`.
+        module: A `MultiHeadAttention`, an `EncoderLayer` or `DecoderLayer`, an
+            `Encoder` or `Decoder`; or an encoder and a decoder, for a
+            `torch.nn.Transformer`.
 
     Returns:
         The module, batch first, training or evaluating as the given one. Its masks
-        have PyTorch's meaning, `True` for "is hidden".
+        have PyTorch's meaning, `True` for "is hidden", and it is causal only if such
+        a mask says so.
 
     Raises:
         TypeError: If PyTorch has no such module.
@@ -41,6 +43,8 @@ def to_torch(module: nn.Module) -> nn.Module:
         >>> to_torch(EncoderLayer(12, heads=3, hidden_dim=20)).__class__.__name__
         'TransformerEncoderLayer'
     """
+    if isinstance(module, tuple):
+        return _transformer(module)
     if isinstance(module, MultiHeadAttention):
         theirs, state = _attention(module), _attention_state(module)
     elif isinstance(module, EncoderLayer | DecoderLayer):
@@ -54,6 +58,28 @@ def to_torch(module: nn.Module) -> nn.Module:
         )
     theirs.load_state_dict({name: x.clone() for name, x in state.items()})
     return theirs.train(module.training)
+
+
+def _transformer(module: tuple[Encoder, Decoder]) -> nn.Transformer:
+    kinds = tuple(type(stack) for stack in module)
+    if kinds != (Encoder, Decoder):
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"module must be an Encoder and a Decoder, got {names}.")
+    encoder, decoder = module
+    stacks = {"encoder": encoder, "decoder": decoder}
+    theirs = {name: to_torch(stack) for name, stack in stacks.items()}
+    layer: Any = decoder.layers[0]
+    whole = nn.Transformer(
+        layer.feed_forward.hidden_proj.in_features,
+        layer.self_attention.heads,
+        custom_encoder=theirs["encoder"],
+        custom_decoder=theirs["decoder"],
+        batch_first=True,
+    )
+    # PyTorch draws the weights of the stacks that it is given anew.
+    for name, stack in stacks.items():
+        whole.get_submodule(name).load_state_dict(_stack_state(stack))
+    return whole.train(decoder.training)
 
 
 def _attention(layer: MultiHeadAttention) -> nn.MultiheadAttention:

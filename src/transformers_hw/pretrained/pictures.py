@@ -3,11 +3,15 @@
 import math
 from dataclasses import dataclass, replace
 
-import torch
 from einops import rearrange
 from torch import nn
 
-from transformers_hw.pretrained.weights import Weights, WeightsError, _Unpacking
+from transformers_hw.pretrained.weights import (
+    PROJECTED,
+    Weights,
+    WeightsError,
+    _Unpacking,
+)
 from transformers_hw.transformer.parts import LayerNorm
 from transformers_hw.vision_transformer import Pool, VisionTransformer
 
@@ -137,26 +141,32 @@ def vision_transformer_from_torchvision(
 
 
 def vision_transformer_from_timm(
-    weights: Weights, *, heads: int, eps: float = 1e-6
+    weights: Weights, *, heads: int, eps: float = 1e-6, pool: Pool | None = None
 ) -> VisionTransformer:
     """Take the weights of one of timm's plain Vision Transformers, `vit_*`.
 
     Models that average the patches' tokens (`global_pool="avg"`) normalise after the
     mean, not before it; the converted model does the same, so that its final
     normalisation is part of its `head`. A class token that such a model has takes
-    part in attention, and not in the mean. For pictures of another size, positions
-    are resampled bicubically as they are here; timm uses a softer cubic there.
+    part in attention, and not in the mean. Where timm's has no biases of queries,
+    keys and values, the converted model's are zero. For pictures of another size,
+    positions are resampled bicubically as they are here; timm uses a softer cubic
+    there. `timm.layers.resample_abs_pos_embed`, applied to `pos_embed` before, gives
+    timm's outputs.
 
     Args:
         weights: Its state dict, or a safetensors file.
         heads: Number of heads, which a state dict does not tell. Nor does it tell the
             activation: it must be GELU, as it is for all but a few.
         eps: Of the layer normalisations.
+        pool: What the head sees, `"class"` or `"mean"`; by default what timm's does
+            by default, the mean where there is an `fc_norm` or no class token.
 
     Returns:
         A model that gives the same logits; features, if there is no classifier.
 
     Raises:
+        ValueError: If the class token is to be seen, and there is none.
         WeightsError: If these are other weights, such as those of a model with
             register tokens, layer scale or normalised queries.
     """
@@ -164,19 +174,17 @@ def vision_transformer_from_timm(
     left, names = unpacking.left, TIMM
     if "cls_token" not in left:
         names = replace(names, class_token=None)
-    pooled = "fc_norm.weight" in left
-    pool: Pool = "mean" if pooled or names.class_token is None else "class"
+    norm_after = "fc_norm.weight" in left
+    if pool is None:
+        pool = "mean" if norm_after or names.class_token is None else "class"
     model = _model(unpacking, names, "head", heads, eps, pool=pool)
     dim = model.patch_embedding.proj.out_features
-    if pooled:
+    if norm_after:
         norm = LayerNorm(dim, eps=eps, **unpacking.place)
         model.encoder.final_norm = nn.Identity()
         model.head = nn.Sequential(norm, model.head)  # type: ignore[assignment]
         names = replace(names, others={"head.0": "fc_norm", "head.1": "head"})
-    if not any(name.endswith("attn.qkv.bias") for name in left):
-        zeros = torch.zeros(3 * dim, **unpacking.place)
-        for number in range(len(model.encoder.layers)):
-            left[f"blocks.{number}.attn.qkv.bias"] = zeros
+    _add_biases(unpacking, names, model, {"attn.qkv.bias": 3 * dim})
     return _filled(unpacking, names, model)
 
 
@@ -184,6 +192,9 @@ def vision_transformer_from_huggingface(
     weights: Weights, *, heads: int, eps: float = 1e-12
 ) -> VisionTransformer:
     """Take the weights of a Hugging Face `ViTForImageClassification` or `ViTModel`.
+
+    Where theirs has no biases of queries, keys and values, the converted model's are
+    zero.
 
     Args:
         weights: Its state dict, or a safetensors file.
@@ -221,6 +232,9 @@ def vision_transformer_from_huggingface(
     model = _model(unpacking, names, head, heads, eps)
     if pooled:
         model.head = nn.Sequential(model.head, nn.Tanh())  # type: ignore[assignment]
+    projected = [names.parts[f"attention.{part}_proj"] for part in PROJECTED]
+    dim = model.patch_embedding.proj.out_features
+    _add_biases(unpacking, names, model, {f"{x}.bias": dim for x in projected})
     return _filled(unpacking, names, model)
 
 
@@ -236,7 +250,7 @@ def _model(
     dim, channels, height, width = unpacking.shape(f"{names.patches}.weight", 4)
     cells = unpacking.shape(names.positions, 3)[1] - (names.class_token is not None)
     side = math.isqrt(max(cells, 0))
-    if side**2 != cells:
+    if cells < 1 or side**2 != cells:
         raise WeightsError(
             f"{names.positions!r} must be of a square grid of patches, got {cells} of "
             "them."
@@ -260,6 +274,21 @@ def _model(
     if not with_head:
         model.head = nn.Identity()  # type: ignore[assignment]
     return model
+
+
+def _add_biases(
+    unpacking: _Unpacking,
+    names: _Names,
+    model: VisionTransformer,
+    sizes: dict[str, int],
+) -> None:
+    """Write zeros for biases that no layer has: there is no leaving them out here."""
+    if any(name.endswith(tuple(sizes)) for name in unpacking.left):
+        return
+    like = unpacking.left[f"{names.patches}.weight"]
+    for number in range(len(model.encoder.layers)):
+        for name, size in sizes.items():
+            unpacking.left[f"{names.layers}{number}.{name}"] = like.new_zeros(size)
 
 
 def _filled(

@@ -16,6 +16,7 @@ from transformers_hw.attention_as_convolution.picture_bert import (
 )
 from transformers_hw.positional_encoding import SinusoidalPositions
 from transformers_hw.pretrained.weights import (
+    FLOATS,
     WeightsError,
     _import_safetensors,
     _listed,
@@ -48,8 +49,9 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
 
     Raises:
         TypeError: If it is no model of this book.
-        ValueError: If its parts were replaced, so that settings do not tell what it
-            is, or if the file's name ends otherwise.
+        ValueError: If its parts were replaced, or weights tied that its constructor
+            does not tie, so that settings do not tell what it is; or if the file's
+            name ends otherwise.
         OSError: If the file cannot be written.
 
     Examples:
@@ -72,6 +74,7 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
             f"the {type(model).__name__} must be as its constructor made it: its parts "
             "were replaced, and settings alone could not build it again."
         )
+    _check_ties(model)
     config = {"format": FORMAT, "model": type(model).__name__, "settings": settings}
     tensors = {name: x.detach().contiguous() for name, x in model.state_dict().items()}
     header = {"format": "pt", HEADER: json.dumps(config)}
@@ -98,7 +101,7 @@ def load_model(path: str | Path) -> nn.Module:
     try:
         config = json.loads(header[HEADER])
         version, name, settings = config["format"], config["model"], config["settings"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise WeightsError(f"{path} must be a file that save_model wrote.") from error
     if version != FORMAT:
         raise WeightsError(
@@ -108,9 +111,14 @@ def load_model(path: str | Path) -> nn.Module:
     if name not in names:
         raise WeightsError(f"{path} must hold one of {', '.join(names)}, got {name!r}.")
     try:
-        # Takes no memory, however large the settings claim the model to be.
+        settings = _with_tuples(settings)
+        # What a file claims must cost neither memory nor time: every layer has
+        # tensors in it, and numbers come last.
+        depth = settings.get("depth")
+        if isinstance(depth, int) and depth > len(weights):
+            raise ValueError(f"there are {len(weights)} tensors for {depth} layers")
         with torch.device("meta"):
-            model = names[name](**_with_tuples(settings))
+            model = names[name](**{**settings, "device": "meta"})
     except (RuntimeError, TypeError, ValueError) as error:
         raise WeightsError(f"{path} does not describe a model: {error}") from error
     wanted, found = _shapes(model), {n: tuple(x.shape) for n, x in weights.items()}
@@ -119,6 +127,13 @@ def load_model(path: str | Path) -> nn.Module:
         raise WeightsError(
             f"{path} must hold the weights that its settings ask for; they differ in "
             f"{_listed(sorted(differing))}."
+        )
+    wrong = [
+        f"{name} {x.dtype}" for name, x in weights.items() if x.dtype not in FLOATS
+    ]
+    if wrong:
+        raise WeightsError(
+            f"{path} must hold floating-point numbers, got {_listed(wrong)}."
         )
     model.load_state_dict(weights, assign=True)
     return model.eval()
@@ -134,6 +149,18 @@ def _with_tuples(settings: Any) -> dict[str, Any]:
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(x.shape) for name, x in model.state_dict().items()}
+
+
+def _check_ties(model: nn.Module) -> None:
+    # A file holds each tensor by itself, and so would the model that is read from it.
+    known: dict[int, str] = {}
+    for name, x in model.named_parameters(remove_duplicate=False):
+        first = known.setdefault(id(x), name)
+        if first != name:
+            raise ValueError(
+                "weights must be tied by the model's own settings to stay so, got "
+                f"{first} and {name} in one."
+            )
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -36,18 +36,21 @@ def bert_from_huggingface(weights: Weights, *, heads: int, eps: float = 1e-12) -
     base = "bert." if "bert.embeddings.word_embeddings.weight" in left else ""
     embeddings, layers = f"{base}embeddings", f"{base}encoder.layer."
     pooler = f"{base}pooler.dense"
-    # Kept by older versions, and nothing but the numbers 0, 1, 2, …
-    left.pop(f"{embeddings}.position_ids", None)
     vocabulary, dim = unpacking.shape(f"{embeddings}.word_embeddings.weight", 2)
     positions = f"{embeddings}.position_embeddings.weight"
     segments = f"{embeddings}.token_type_embeddings.weight"
+    length = unpacking.shape(positions, 2)[0]
+    # Kept by older versions, and nothing but the numbers 0, 1, 2, …
+    numbers = left.get(f"{embeddings}.position_ids")
+    if numbers is not None and numbers.flatten().tolist() == list(range(length)):
+        del left[f"{embeddings}.position_ids"]
     model = Bert(
         vocabulary,
         dim=dim,
         depth=unpacking.depth(layers),
         heads=heads,
         hidden_dim=unpacking.shape(f"{layers}0.intermediate.dense.weight", 2)[0],
-        length=unpacking.shape(positions, 2)[0],
+        length=length,
         segments=unpacking.shape(segments, 2)[0],
         summary=f"{pooler}.weight" in left,
         eps=eps,

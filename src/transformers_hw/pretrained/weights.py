@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 Weights = Mapping[str, Any] | str | Path
 Model = TypeVar("Model", bound=nn.Module)
+# Narrower ones mean nothing without a scale, which their libraries keep elsewhere.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+PROJECTED = ("query", "key", "value")
 
 
 class WeightsError(ValueError):
@@ -35,7 +38,7 @@ def read_weights(weights: Weights) -> dict[str, Tensor]:
         ImportError: If a file is to be read, and safetensors is not installed.
         TypeError: If it is neither.
         WeightsError: If the file is of another kind, damaged or not there, or if a
-            state dict holds anything but tensors.
+            state dict holds anything but tensors by name.
 
     Examples:
         >>> read_weights({"bias": torch.zeros(2)})
@@ -48,7 +51,7 @@ def read_weights(weights: Weights) -> dict[str, Tensor]:
     """
     if isinstance(weights, Mapping):
         for name, x in weights.items():
-            if not isinstance(x, Tensor):
+            if not isinstance(x, Tensor) or not isinstance(name, str):
                 raise WeightsError(
                     f"weights must be tensors by name, got {type(x).__name__} "
                     f"for {name!r}."
@@ -86,11 +89,15 @@ def _import_safetensors() -> ModuleType:
 class _Unpacking:
     """Take tensors out of foreign weights under their new names, and keep account.
 
+    The module is built without memory for its numbers, and given the tensors only
+    when all of them fit: sizes that a file claims cost nothing.
+
     Args:
         weights: Where to take them from.
         origin: Whose weights these should be, for messages.
 
     Attributes:
+        place: Where to build the module, and of which type of numbers.
         left: Tensors that nobody has taken yet, by their old names.
         wanted: The shapes of the tensors that the new module has, by its names.
         made: The tensors taken so far, by their new names.
@@ -103,14 +110,10 @@ class _Unpacking:
         self.made: dict[str, Tensor] = {}
         self.missing: list[str] = []
         self.misshapen: list[str] = []
-        kinds = [x.dtype for x in self.left.values() if x.is_floating_point()]
-        devices = [x.device for x in self.left.values()]
+        kinds = [x.dtype for x in self.left.values() if x.dtype in FLOATS]
         # The type that holds all of them without loss.
         dtype = reduce(torch.promote_types, kinds) if kinds else None
-        self.place: dict[str, Any] = {
-            "device": devices[0] if devices else None,
-            "dtype": dtype,
-        }
+        self.place: dict[str, Any] = {"device": "meta", "dtype": dtype}
 
     def shape(self, name: str, axes: int) -> tuple[int, ...]:
         """Give the shape of a tensor that the module's sizes are read from."""
@@ -120,8 +123,11 @@ class _Unpacking:
                 f"{_listed(list(self.left))}."
             )
         shape = tuple(self.left[name].shape)
-        if len(shape) != axes:
-            raise WeightsError(f"{name!r} must have {axes} axes, got shape {shape}.")
+        if len(shape) != axes or 0 in shape:
+            raise WeightsError(
+                f"{name!r} must have {axes} axes, none of them empty, got shape "
+                f"{shape}."
+            )
         return shape
 
     def depth(self, layers: str) -> int:
@@ -147,13 +153,13 @@ class _Unpacking:
         x = self.left.pop(name, None)
         if x is None:
             self.missing.append(name)
-            return torch.zeros(wanted)
-        if tuple(x.shape) != wanted:
+        elif tuple(x.shape) != wanted:
             self.misshapen.append(f"{name} {tuple(x.shape)}, wanted {wanted}")
-            return torch.zeros(wanted)
-        if not x.is_floating_point():
+        elif x.dtype not in FLOATS:
             self.misshapen.append(f"{name} {x.dtype}, wanted floating-point numbers")
-        return x
+        else:
+            return x.detach()
+        return torch.empty(wanted, device="meta")
 
     def move(self, theirs: str, ours: str) -> None:
         """Take a tensor, and give it our name."""
@@ -185,16 +191,20 @@ class _Unpacking:
             "of the wrong shape or type": self.misshapen,
             "unknown": list(self.left),
         }
-        found = [f"{what}: {_listed(names)}" for what, names in wrong.items() if names]
+        found = [
+            f"{what}: {', '.join(names)}" for what, names in wrong.items() if names
+        ]
         if found:
             raise WeightsError(
                 f"weights must be those of {self.origin}. " + "; ".join(found) + "."
             )
-        model.load_state_dict(self.made)
+        place = {**self.place, "device": next(iter(self.made.values())).device}
+        copies = {
+            name: x.to(**place, copy=True, memory_format=torch.contiguous_format)
+            for name, x in self.made.items()
+        }
+        model.load_state_dict(copies, assign=True)
         return model.eval()
-
-
-PROJECTED = ("query", "key", "value")
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:

@@ -21,11 +21,16 @@ from transformers_hw._checks import (
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 
-# The fused kernels; gelu is written out below.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+# The fused kernels, and the same kernels overwriting their input; gelu is written
+# out below.
+Function = Callable[[Tensor], Tensor]
+ACTIVATIONS: dict[str, tuple[Function, Function]] = {
+    "relu": (F.relu, torch.relu_),
+    "gelu": (F.gelu, torch.ops.aten.gelu_),
+    "gelu_tanh": (
+        partial(F.gelu, approximate="tanh"),
+        partial(torch.ops.aten.gelu_, approximate="tanh"),
+    ),
 }
 
 
@@ -184,7 +189,8 @@ class FeedForward(nn.Module):
     $$\operatorname{FFN}(x) = \phi(x W_1 + b_1) W_2 + b_2$$
 
     It does not mix tokens: over a sequence it is two convolutions of kernel
-    size one.
+    size one. In `torch.inference_mode()` the activation overwrites the hidden
+    layer; whoever reads that with a hook reads it in `torch.no_grad()`.
 
     Args:
         dim: Width of a token.
@@ -231,5 +237,10 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Transform each token."""
         check_float("x", x, "...", self.hidden_proj.in_features)
-        hidden = ACTIVATIONS[self.activation](self.hidden_proj(x))
+        hidden = self.hidden_proj(x)
+        activate, overwrite = ACTIVATIONS[self.activation]
+        # The largest tensor of a layer: in inference mode nothing asks for it again.
+        # (A compiler finds that out by itself, and cannot trace the question.)
+        asked = torch.compiler.is_compiling() or not torch.is_inference_mode_enabled()
+        hidden = (activate if asked else overwrite)(hidden)
         return self.output_proj(self.dropout(hidden))

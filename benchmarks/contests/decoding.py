@@ -1,0 +1,196 @@
+"""Writing token by token: with the cache, without it, and as others do it."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from measuring import Pair, Row
+from torch import Tensor, nn
+
+from transformers_hw.pretrained import transformer_from_torch
+from transformers_hw.transformer import Transformer
+
+VOCABULARY, DIM, HEADS, HIDDEN, DEPTH = 1000, 256, 4, 1024, 3
+SOURCE, BATCH, PADDING, BEGIN, END = 32, 4, 0, 1, 2
+
+
+def rows() -> Iterator[Row]:
+    """Give all comparisons."""
+    for length in (64, 256):
+        what = f"{length} tokens, {DEPTH} + {DEPTH} layers, dim {DIM}, batch {BATCH}"
+        for peer, build in (
+            ("ours without the cache", _without_cache),
+            ("torch", _torch),
+            ("Hugging Face", _hugging_face),
+        ):
+            yield Row("Decoding", what, peer, "generation", build(length), length == 64)
+
+
+def _source() -> Tensor:
+    return torch.randint(3, VOCABULARY, (BATCH, SOURCE))
+
+
+def _model(*, final_norm: bool) -> Transformer:
+    model = Transformer(
+        VOCABULARY,
+        dim=DIM,
+        heads=HEADS,
+        hidden_dim=HIDDEN,
+        depth=DEPTH,
+        norm="post",
+        final_norm=final_norm,
+        padding_token=PADDING,
+    )
+    # Larger tables make different tokens follow each other; the end must not come
+    # early, lest contenders stop at different times.
+    with torch.no_grad():
+        model.embedding.weight.mul_(3.0)
+        model.embedding.weight[END].zero_()
+    return model.eval()
+
+
+def _pair(ours: Transformer, theirs: Callable[[Tensor], Tensor], length: int) -> Pair:
+    source = _source()
+
+    def generate() -> Tensor:
+        options = {"begin": BEGIN, "end": END, "max_length": length}
+        with torch.inference_mode():
+            return ours.generate(source, **options)
+
+    def peer() -> Tensor:
+        with torch.inference_mode():
+            return theirs(source)
+
+    written = generate()
+    if written.shape != (BATCH, length):
+        raise RuntimeError(f"{length} tokens were to be written, got {written.shape}.")
+    return Pair(generate, peer, unit="tokens", count=BATCH * length, tolerance=0.0)
+
+
+def _greedy(
+    logits: Callable[[Tensor, Tensor], Tensor], memory: Tensor, length: int
+) -> Tensor:
+    tokens = torch.full((BATCH, 1), BEGIN)
+    for _ in range(length):
+        following = logits(tokens, memory)[:, -1]
+        following[:, PADDING] = -torch.inf
+        tokens = torch.cat([tokens, following.argmax(-1, keepdim=True)], dim=1)
+    return tokens[:, 1:]
+
+
+def _without_cache(length: int) -> Callable[[], Pair]:
+    def build() -> Pair:
+        model = _model(final_norm=False)
+
+        def theirs(source: Tensor) -> Tensor:
+            def logits(tokens: Tensor, memory: Tensor) -> Tensor:
+                return model.decode(tokens, memory, source)
+
+            return _greedy(logits, model.encode(source), length)
+
+        return _pair(model, theirs, length)
+
+    return build
+
+
+def _torch(length: int) -> Callable[[], Pair]:
+    def build() -> Pair:
+        theirs = nn.Transformer(
+            DIM, HEADS, DEPTH, DEPTH, HIDDEN, dropout=0.0, batch_first=True
+        ).eval()
+        ours = _model(final_norm=True)
+        encoder, decoder = transformer_from_torch(theirs.state_dict(), heads=HEADS)
+        ours.encoder.load_state_dict(encoder.state_dict())
+        ours.decoder.load_state_dict(decoder.state_dict())
+        table, positions = ours.embedding.weight, ours.positions
+
+        def embed(tokens: Tensor) -> Tensor:
+            return positions(F.embedding(tokens, table) * DIM**0.5)
+
+        def logits(tokens: Tensor, memory: Tensor) -> Tensor:
+            later = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+            seen = theirs.decoder(
+                embed(tokens), memory, tgt_mask=later, tgt_is_causal=True
+            )
+            return F.linear(seen, table)
+
+        def generate(source: Tensor) -> Tensor:
+            return _greedy(logits, theirs.encoder(embed(source)), length)
+
+        return _pair(ours, generate, length)
+
+    return build
+
+
+def _hugging_face(length: int) -> Callable[[], Pair]:
+    def build() -> Pair:
+        from transformers import MarianConfig, MarianMTModel
+
+        ours = _model(final_norm=False)
+        sizes = {"attention_heads": HEADS, "ffn_dim": HIDDEN, "layers": DEPTH}
+        config = MarianConfig(
+            vocab_size=VOCABULARY,
+            d_model=DIM,
+            max_position_embeddings=length + SOURCE,
+            scale_embedding=True,
+            activation_function="relu",
+            pad_token_id=PADDING,
+            eos_token_id=END,
+            forced_eos_token_id=None,
+            decoder_start_token_id=BEGIN,
+            attn_implementation="sdpa",
+            **{f"{side}_{k}": n for k, n in sizes.items() for side in SIDES},
+        )
+        theirs = MarianMTModel(config).eval()
+        theirs.load_state_dict(_marian(ours, length + SOURCE), strict=False)
+        options = {
+            "do_sample": False,
+            "max_new_tokens": length,
+            "suppress_tokens": [PADDING],
+        }
+
+        def generate(source: Tensor) -> Tensor:
+            seen = torch.ones_like(source)
+            return theirs.generate(source, attention_mask=seen, **options)[:, 1:]
+
+        return _pair(ours, generate, length)
+
+    return build
+
+
+SIDES = ("encoder", "decoder")
+NAMES = {
+    "self_attention_norm": "self_attn_layer_norm",
+    "cross_attention_norm": "encoder_attn_layer_norm",
+    "attention_norm": "self_attn_layer_norm",
+    "feed_forward_norm": "final_layer_norm",
+    "self_attention": "self_attn",
+    "cross_attention": "encoder_attn",
+    "attention": "self_attn",
+    "feed_forward.hidden_proj": "fc1",
+    "feed_forward.output_proj": "fc2",
+    "query_proj": "q_proj",
+    "key_proj": "k_proj",
+    "value_proj": "v_proj",
+    "output_proj": "out_proj",
+}
+
+
+def _marian(ours: Transformer, length: int) -> dict[str, Tensor]:
+    """Give our weights under Marian's names."""
+    table = ours.embedding.weight
+    weights = {
+        "model.shared.weight": table,
+        "lm_head.weight": table,
+        "final_logits_bias": torch.zeros(1, len(table)),
+    }
+    for side in SIDES:
+        weights[f"model.{side}.embed_tokens.weight"] = table
+        codes = ours.positions.codes(length)
+        weights[f"model.{side}.embed_positions.weight"] = codes
+        for name, x in ours.get_submodule(side).state_dict().items():
+            for own, marian in NAMES.items():
+                if f".{own}." in name:
+                    name = name.replace(f".{own}.", f".{marian}.")
+            weights[f"model.{side}.{name}"] = x
+    return weights

@@ -1,0 +1,83 @@
+"""Speed-ups that were not taken, and what they would have gained."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from measuring import Pair, compare, difference, forward
+from torch import Tensor, nn
+
+from transformers_hw import MultiHeadAttention
+from transformers_hw.attention import attention
+
+
+def measure(budget: float) -> list[dict[str, Any]]:
+    """Time each against what the book has; `gain` is the book's time by its."""
+    found = []
+    for what, why, build in WAYS:
+        torch.manual_seed(0)
+        pair = build()
+        difference(pair)
+        result = compare(pair, budget=budget)
+        gain = round(1.0 / result["ratio"], 3)
+        found.append({"what": what, "gain": gain, "why": why})
+    return found
+
+
+def _packed(dim: int, length: int, batch: int) -> Callable[[], Pair]:
+    def build() -> Pair:
+        layer = MultiHeadAttention(dim, dim // 64)
+        x = torch.randn(batch, length, dim)
+        projections = (layer.query_proj, layer.key_proj, layer.value_proj)
+
+        def packed(x: Tensor) -> Tensor:
+            weight = torch.cat([p.weight for p in projections])
+            bias = torch.cat([p.bias for p in projections])
+            axes = "b n (three h d) -> three b h n d"
+            parts = F.linear(x, weight, bias)
+            heads = rearrange(parts, axes, three=3, h=layer.heads)
+            output, _ = attention(*heads)
+            return layer.output_proj(rearrange(output, "b h n d -> b n (h d)"))
+
+        return Pair(forward(layer, x), forward(packed, x))
+
+    return build
+
+
+def _without_checks() -> Pair:
+    shape = (1, 3, 16, 64)
+    q, k, v = (torch.randn(shape) for _ in range(3))
+    return Pair(
+        forward(attention, q, k, v), forward(F.scaled_dot_product_attention, q, k, v)
+    )
+
+
+def _tanh() -> Pair:
+    x = torch.randn(16, 197, 768)
+    return Pair(forward(nn.GELU(), x), forward(nn.GELU("tanh"), x), tolerance=1e-3)
+
+
+WAYS = (
+    (
+        "one packed projection for query, key and value; dim 192, N 65, batch 32",
+        "Three projections read as the formula does, and cross-attention needs them.",
+        _packed(192, 65, 32),
+    ),
+    (
+        "the same; dim 768, N 197, batch 4",
+        "Packing at every call copies the weights, which are larger here.",
+        _packed(768, 197, 4),
+    ),
+    (
+        "attention without checks of its input; N 16, one sample",
+        "On so little work the checks are seen; in a model they are not.",
+        _without_checks,
+    ),
+    (
+        "GELU by the hyperbolic tangent; 16 × 197 × 768 numbers",
+        "It is another function, and the exact one is no slower on this machine.",
+        _tanh,
+    ),
+)
