@@ -1,6 +1,8 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv.
 PYTHON ?= python3
 PORT ?= 8000
+# make bench BENCH=--quick takes two minutes, and leaves the record alone.
+BENCH ?=
 RUN := .venv/bin/python -m
 INSTALLED := .venv/installed
 # Tests share the cores by processes: threads on top would only get in their way.
@@ -41,9 +43,7 @@ figures: $(INSTALLED) ## run every example on its quick settings
 
 bench: $(INSTALLED) ## measure against other libraries, which it installs
 	$(RUN) pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	@set -e; ls benchmarks/*.py >/dev/null 2>&1 || echo "There are no benchmarks yet."; \
-	for script in $(wildcard benchmarks/*.py); do \
-	    echo "$$script"; .venv/bin/python "$$script"; done
+	.venv/bin/python benchmarks/run.py $(BENCH)
 
 compatibility: $(INSTALLED) ## run the book's tests on the oldest and newest PyTorch
 	.venv/bin/python tools/compatibility.py

@@ -13,7 +13,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from torch import Tensor, nn
 SHORTEST_TURN = 0.02
 # How far results may differ, relative to the largest number of the peer's.
 TOLERANCE = 1e-4
+# The same of numbers with eight bits.
+HALF_TOLERANCE = 5e-2
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,15 @@ class Row:
     quick: bool = False
     dtype: str = "float32"
     device: str = "cpu"
+
+    def set_up(self) -> Pair:
+        """Make the contenders, always with the same numbers, where they belong."""
+        torch.manual_seed(0)
+        if self.device == "cpu":
+            return self.build()
+        torch.set_default_device(self.device)
+        torch.set_default_dtype(getattr(torch, self.dtype))
+        return replace(self.build(), tolerance=HALF_TOLERANCE)
 
 
 class DifferentWorkError(RuntimeError):

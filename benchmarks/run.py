@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -57,6 +57,7 @@ RECORD = HERE / "record.json"
 LIBRARIES = ("einops", "timm", "torch", "torchvision", "transformers", "vit-pytorch")
 NOT_MEASURED = {"our_megabytes": None, "their_megabytes": None}
 CONTESTS = (attention, layers, decoding, vision, data, convolution, importing)
+CPU_ONLY = ("Data", "Decoding", "Import", "Convolution as attention")
 GROUPS = (
     "Attention",
     "Multi-head attention",
@@ -96,14 +97,17 @@ class Config:
 
 
 def all_rows() -> list[Row]:
-    """List all comparisons, in the order of the page."""
-    return list(itertools.chain.from_iterable(c.rows() for c in CONTESTS))
+    """List all comparisons; where there is CUDA, those of tensors there, too."""
+    rows = list(itertools.chain.from_iterable(c.rows() for c in CONTESTS))
+    if torch.cuda.is_available():
+        half = {"device": "cuda", "dtype": "bfloat16"}
+        rows += [replace(row, **half) for row in rows if row.group not in CPU_ONLY]
+    return rows
 
 
 def time_row(row: Row, budget: float) -> dict[str, Any]:
     """Compare the results of a row's contenders, then their times."""
-    torch.manual_seed(0)
-    pair = row.build()
+    pair = row.set_up()
     try:
         apart = difference(pair)
     except DifferentWorkError as error:
@@ -117,8 +121,8 @@ def time_row(row: Row, budget: float) -> dict[str, Any]:
 
 def memory_of_row(row: Row) -> dict[str, Any]:
     """Measure the memory of a row's contenders."""
-    pair = row.build()
-    if not pair.memory:
+    pair = row.set_up()
+    if not pair.memory or row.device != "cpu":
         return NOT_MEASURED
     return {
         "our_megabytes": peak_megabytes(pair.ours),
@@ -201,12 +205,10 @@ def main(config: Config) -> None:
     rows = []
     bar = tqdm(total=len(chosen), unit="row")
     # The sort is stable: tables keep their order, and comparisons stay together.
-    chosen.sort(key=lambda item: (GROUPS.index(item[1].group), item[1].peer))
-    for (group, peer), members in itertools.groupby(
-        chosen, key=lambda item: (item[1].group, item[1].peer)
-    ):
-        bar.set_description(f"{group}, {peer}")
+    chosen.sort(key=comparison)
+    for (_, peer, device), members in itertools.groupby(chosen, key=comparison):
         numbers, compared = zip(*members, strict=True)
+        bar.set_description(f"{compared[0].group}, {peer}, {device}")
         options = ("--rows", *map(str, numbers))
         timed = []
         for row, found in zip(compared, in_process(config, *options), strict=True):
@@ -250,6 +252,12 @@ def main(config: Config) -> None:
     print(json.dumps(record["gemm_shares"]))
     if not config.quick:
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def comparison(item: tuple[int, Row]) -> tuple[int, str, str]:
+    """Say which rows share a process: those of one table, peer and device."""
+    _, row = item
+    return GROUPS.index(row.group), row.peer, row.device
 
 
 def described(row: Row) -> dict[str, Any]:

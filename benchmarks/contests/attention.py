@@ -115,13 +115,10 @@ def _vit_pytorch(layer: MultiHeadAttention) -> nn.Module:
 
     dim = layer.query_proj.in_features
     theirs = Attention(dim, layer.heads, dim // layer.heads)
-    # It begins with a normalisation, which is no part of this comparison, and its
-    # projections have no bias.
+    # It begins with a normalisation, which is no part of this comparison.
     theirs.norm = nn.Identity()
     with torch.no_grad():
         theirs.to_qkv.weight.copy_(_packed(layer, "weight"))
-        for projection in (layer.query_proj, layer.key_proj, layer.value_proj):
-            projection.bias.zero_()
         theirs.to_out[0].load_state_dict(layer.output_proj.state_dict())
     return theirs
 
@@ -160,7 +157,9 @@ def _peer_layer(
     mode: str,
 ) -> Callable[[], Pair]:
     def build() -> Pair:
-        ours = MultiHeadAttention(dim, dim // 64)
+        # What theirs has no bias for, ours has none for, either.
+        bias = ("output",) if make is _vit_pytorch else True
+        ours = MultiHeadAttention(dim, dim // 64, bias=bias)
         theirs = make(ours)
         x = torch.randn(batch, length, dim)
         run = forward if mode == "forward" else with_backward

@@ -1,5 +1,6 @@
 """Vision Transformers against the four libraries that people use."""
 
+import re
 from collections.abc import Callable, Iterator
 
 import torch
@@ -150,34 +151,54 @@ def _vit_pytorch(sizes: Sizes) -> tuple[nn.Module, VisionTransformer]:
         hidden_dim=hidden,
         eps=1e-5,
     )
-    axes = "d (i j c) -> d (c i j)"
-    with torch.no_grad():
-        kernel = rearrange(embedding[2].weight, axes, i=patch, j=patch)
-        ours.patch_embedding.proj.weight.copy_(kernel)
-        ours.patch_embedding.proj.bias.copy_(embedding[2].bias)
-        ours.class_token.copy_(theirs.cls_token[0])
-        ours.class_position.copy_(theirs.pos_embedding[0])
-        ours.positions.cells.table.copy_(theirs.pos_embedding[1:])
-    layers = zip(ours.encoder.layers, theirs.transformer.layers, strict=True)
-    for layer, (attend, network) in layers:
-        names = ("query_proj", "key_proj", "value_proj")
-        for name, weight in zip(names, attend.to_qkv.weight.chunk(3), strict=True):
-            projection = layer.attention.get_submodule(name)
-            projection.load_state_dict(
-                {"weight": weight, "bias": torch.zeros(len(weight))}
-            )
-        _copy(attend.norm, layer.attention_norm)
-        _copy(attend.to_out[0], layer.attention.output_proj)
-        _copy(network.net[0], layer.feed_forward_norm)
-        _copy(network.net[1], layer.feed_forward.hidden_proj)
-        _copy(network.net[4], layer.feed_forward.output_proj)
-    _copy(theirs.transformer.norm, ours.encoder.final_norm)
-    _copy(theirs.mlp_head, ours.head)
+    for name, module in ours.named_modules():
+        # Where theirs have no bias, ours have none, either.
+        if name.endswith(("query_proj", "key_proj", "value_proj")):
+            module.register_parameter("bias", None)
+    ours.load_state_dict(_from_vit_pytorch(theirs.state_dict(), patch))
     return theirs, ours
 
 
-def _copy(theirs: nn.Module, ours: nn.Module) -> None:
-    ours.load_state_dict(theirs.state_dict())
+NAMES = {
+    r"to_patch_embedding\.2": "patch_embedding.proj",
+    r"mlp_head": "head",
+    r"transformer\.norm": "encoder.final_norm",
+    r"transformer\.layers\.(\d+)\.0\.norm": r"encoder.layers.\1.attention_norm",
+    r"transformer\.layers\.(\d+)\.0\.to_out\.0": (
+        r"encoder.layers.\1.attention.output_proj"
+    ),
+    r"transformer\.layers\.(\d+)\.1\.net\.0": r"encoder.layers.\1.feed_forward_norm",
+    r"transformer\.layers\.(\d+)\.1\.net\.1": (
+        r"encoder.layers.\1.feed_forward.hidden_proj"
+    ),
+    r"transformer\.layers\.(\d+)\.1\.net\.4": (
+        r"encoder.layers.\1.feed_forward.output_proj"
+    ),
+}
+
+
+def _from_vit_pytorch(theirs: dict[str, Tensor], patch: int) -> dict[str, Tensor]:
+    """Give vit-pytorch's weights under our names."""
+    table = theirs.pop("pos_embedding")
+    ours = {"class_token": theirs.pop("cls_token")[0], "class_position": table[0]}
+    ours["positions.cells.table"] = table[1:]
+    for name, x in theirs.items():
+        if packed := re.fullmatch(
+            r"transformer\.layers\.(\d+)\.0\.to_qkv\.weight", name
+        ):
+            layer = f"encoder.layers.{packed[1]}.attention"
+            for part, weight in zip(("query", "key", "value"), x.chunk(3), strict=True):
+                ours[f"{layer}.{part}_proj.weight"] = weight
+            continue
+        for old, new in NAMES.items():
+            name, renamed = re.subn(f"^{old}", new, name)
+            if renamed:
+                break
+        ours[name] = x
+    kernel = ours["patch_embedding.proj.weight"]
+    axes = "d (i j c) -> d (c i j)"
+    ours["patch_embedding.proj.weight"] = rearrange(kernel, axes, i=patch, j=patch)
+    return ours
 
 
 PEERS = {

@@ -165,7 +165,10 @@ def attention_weights(
         if query.dtype in HALF_PRECISIONS:
             query, key = query.float(), key.float()
         rows = query if hard else beta * query
-        scores = einsum(rows, key, "... q d, ... k d -> ... q k")
+        # Heads are views of wider rows, and copying them transposed is slow.
+        scores = einsum(rows, key.contiguous(), "... q d, ... k d -> ... q k")
+        if mask is None and bias is None and not hard and may_overwrite():
+            return torch.softmax(scores, dim=-1, out=scores)
         return softargmax(scores, beta if hard else 1.0, mask=mask, bias=bias)
 
 
@@ -336,6 +339,15 @@ def padding_mask(
         )
     positions = torch.arange(length, device=lengths.device)
     return positions < rearrange(lengths, "... -> ... 1")
+
+
+def may_overwrite() -> bool:
+    """Say whether nothing asks again for a tensor that a function made itself.
+
+    That holds in inference mode. A compiler finds it out without being told, and
+    could not trace the question.
+    """
+    return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
 
 
 def _hide(scores: Tensor, mask: Tensor | None) -> Tensor:

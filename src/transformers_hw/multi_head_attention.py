@@ -264,12 +264,10 @@ class MultiHeadAttention(nn.Module):
         if padding_mask is not None:
             check_mask("padding_mask", padding_mask, "a real token")
             check_axes("padding_mask", padding_mask, query.shape[0], keys)
-            new = padding_mask[:, -source.shape[1] :]
-            source, contents = _blank(source, new), _blank(contents, new)
             real = rearrange(padding_mask, "b k -> b 1 1 k")
             mask = real if mask is None else mask & real
         key, value = self._keys_and_values(
-            source, contents, cache, fixed=context is not None
+            source, contents, padding_mask, cache, fixed=context is not None
         )
         output, weights = attention(
             self._split(self.query_proj(query)),
@@ -291,6 +289,7 @@ class MultiHeadAttention(nn.Module):
         self,
         source: Tensor,
         contents: Tensor,
+        padding_mask: Tensor | None,
         cache: KeyValueCache | None,
         *,
         fixed: bool,
@@ -302,6 +301,10 @@ class MultiHeadAttention(nn.Module):
                     f"got one of length {source.shape[1]}."
                 )
             return cache.read()
+        if padding_mask is not None:
+            padding = rearrange(~padding_mask[:, -source.shape[1] :], "b k -> b k 1")
+            shared, source = contents is source, source.masked_fill(padding, 0.0)
+            contents = source if shared else contents.masked_fill(padding, 0.0)
         key = self._split(self.key_proj(source))
         value = self._split(self.value_proj(contents))
         return (key, value) if cache is None else cache.append(key, value)
@@ -344,7 +347,3 @@ def _check_mask(mask: Tensor, scores: tuple[int, int, int, int]) -> None:
             "mask must be (q, k) or (b, heads, q, k), where any may be 1: "
             f"{scores[2:]} or {scores}, got shape {tuple(mask.shape)}."
         )
-
-
-def _blank(x: Tensor, real: Tensor) -> Tensor:
-    return x.masked_fill(rearrange(~real, "b k -> b k 1"), 0.0)

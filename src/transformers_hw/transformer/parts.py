@@ -18,6 +18,7 @@ from transformers_hw._checks import (
     check_float,
     check_sizes,
 )
+from transformers_hw.attention import may_overwrite
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 
@@ -239,8 +240,6 @@ class FeedForward(nn.Module):
         check_float("x", x, "...", self.hidden_proj.in_features)
         hidden = self.hidden_proj(x)
         activate, overwrite = ACTIVATIONS[self.activation]
-        # The largest tensor of a layer: in inference mode nothing asks for it again.
-        # (A compiler finds that out by itself, and cannot trace the question.)
-        asked = torch.compiler.is_compiling() or not torch.is_inference_mode_enabled()
-        hidden = (activate if asked else overwrite)(hidden)
+        # The largest tensor of a layer: its memory is worth using again.
+        hidden = (overwrite if may_overwrite() else activate)(hidden)
         return self.output_proj(self.dropout(hidden))
