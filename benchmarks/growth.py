@@ -18,15 +18,14 @@ AXES = {
 REPEATS = 7
 
 
-def measure(axis: str, *, memory: bool, quick: bool) -> dict[str, Any]:
+def measure(axis: str, *, memory: bool) -> dict[str, Any]:
     """Run an encoder at every size along one axis, in turns.
 
     Args:
         axis: Which size to vary.
         memory: Measure memory, not time.
-        quick: Only the first sizes, and less often.
     """
-    values = AXES[axis][:3] if quick else AXES[axis]
+    values = AXES[axis]
     runs = []
     for value in values:
         size = {**BASE, axis: value}
@@ -38,7 +37,7 @@ def measure(axis: str, *, memory: bool, quick: bool) -> dict[str, Any]:
         return {"megabytes": [peak_megabytes(run) for run in runs]}
     for run in runs:
         run()
-    turns = [[seconds(run) for run in runs] for _ in range(3 if quick else REPEATS)]
+    turns = [[seconds(run) for run in runs] for _ in range(REPEATS)]
     times = [1e3 * statistics.median(column) for column in zip(*turns, strict=True)]
     return {
         "what": "Encoder, forward",

@@ -18,22 +18,14 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
-from contests import (
-    attention,
-    convolution,
-    data,
-    decoding,
-    importing,
-    layers,
-    left_out,
-    vision,
-)
+from contests import left_out, vision
 from growth import AXES, measure
 from measuring import (
     DifferentWorkError,
@@ -51,12 +43,21 @@ from measuring import (
 from tqdm import tqdm
 
 from transformers_hw import VisionTransformer
+from transformers_hw.lab.devices import keep_freed_memory
 
 HERE = Path(__file__).parent
 RECORD = HERE / "record.json"
 LIBRARIES = ("einops", "timm", "torch", "torchvision", "transformers", "vit-pytorch")
 NOT_MEASURED = {"our_megabytes": None, "their_megabytes": None}
-CONTESTS = (attention, layers, decoding, vision, data, convolution, importing)
+CONTESTS = (
+    "attention",
+    "layers",
+    "decoding",
+    "vision",
+    "data",
+    "convolution",
+    "importing",
+)
 CPU_ONLY = ("Data", "Decoding", "Import", "Convolution as attention")
 GROUPS = (
     "Attention",
@@ -80,9 +81,10 @@ class Config:
         quick: Only some rows, for less long; no record is written.
         only: Only groups whose name begins like this; no record is written.
         threads: Number of threads that PyTorch may use.
-        budget: Seconds to spend on each row.
-        rows: Time these rows, by number, and print what is found (for the processes
+        budget: Seconds to spend on each row; six, or one in a quick run.
+        contest: Time rows of this module, and print what is found (for the processes
             that are made here).
+        rows: Which of them, by number.
         memory: Measure their memory instead.
         axis: Measure growth along this axis, likewise.
     """
@@ -90,15 +92,16 @@ class Config:
     quick: bool = False
     only: str = ""
     threads: int = 2
-    budget: float = 6.0
+    budget: float | None = None
+    contest: str = ""
     rows: tuple[int, ...] = ()
     memory: bool = False
     axis: str = ""
 
 
-def all_rows() -> list[Row]:
-    """List all comparisons; where there is CUDA, those of tensors there, too."""
-    rows = list(itertools.chain.from_iterable(c.rows() for c in CONTESTS))
+def rows_of(contest: str) -> list[Row]:
+    """List a module's comparisons; where there is CUDA, those of tensors there, too."""
+    rows = list(import_module(f"contests.{contest}").rows())
     if torch.cuda.is_available():
         half = {"device": "cuda", "dtype": "bfloat16"}
         rows += [replace(row, **half) for row in rows if row.group not in CPU_ONLY]
@@ -163,9 +166,10 @@ def in_process(
 def measure_here(config: Config) -> Iterator[dict[str, Any]]:
     """Do what a process was made for."""
     if config.axis:
-        yield measure(config.axis, memory=config.memory, quick=config.quick)
+        yield measure(config.axis, memory=config.memory)
+    known = rows_of(config.contest) if config.contest else []
     for number in config.rows:
-        row = all_rows()[number]
+        row = known[number]
         yield memory_of_row(row) if config.memory else time_row(row, config.budget)
 
 
@@ -192,14 +196,20 @@ def shares(rate: float) -> list[dict[str, Any]]:
 def main(config: Config) -> None:
     """Measure everything that is asked for."""
     torch.set_num_threads(config.threads)
-    if config.rows or config.axis:
+    if config.budget is None:
+        config = replace(config, budget=1.0 if config.quick else 6.0)
+    if config.contest or config.axis:
+        if not config.memory:
+            # Else page faults decide: whose freed memory the system happened to take.
+            keep_freed_memory()
         for found in measure_here(config):
             print(json.dumps(found), flush=True)
         return
     start = time.perf_counter()
     chosen = [
-        (number, row)
-        for number, row in enumerate(all_rows())
+        (contest, number, row)
+        for contest in CONTESTS
+        for number, row in enumerate(rows_of(contest))
         if row.group.startswith(config.only) and (row.quick or not config.quick)
     ]
     rows = []
@@ -207,9 +217,9 @@ def main(config: Config) -> None:
     # The sort is stable: tables keep their order, and comparisons stay together.
     chosen.sort(key=comparison)
     for (_, peer, device), members in itertools.groupby(chosen, key=comparison):
-        numbers, compared = zip(*members, strict=True)
+        contests, numbers, compared = zip(*members, strict=True)
         bar.set_description(f"{compared[0].group}, {peer}, {device}")
-        options = ("--rows", *map(str, numbers))
+        options = ("--contest", contests[0], "--rows", *map(str, numbers))
         timed = []
         for row, found in zip(compared, in_process(config, *options), strict=True):
             timed.append({**described(row), **found})
@@ -220,13 +230,16 @@ def main(config: Config) -> None:
             memory = in_process(config, *options, memory=True)
         rows += [found | used for found, used in zip(timed, memory, strict=True)]
     bar.close()
-    if config.only:
+    below = [row for row in rows if row["ratio"] < 1.0]
+    print(f"{len(below)} of {len(rows)} rows below 1:")
+    for row in below:
+        print(" ", line(row))
+    if config.only or config.quick:
         return
     growths = []
     for axis in tqdm(AXES, desc="growth"):
-        options = ["--axis", axis] + (["--quick"] if config.quick else [])
-        (found,) = in_process(config, *options)
-        (used,) = in_process(config, *options, memory=True)
+        (found,) = in_process(config, "--axis", axis)
+        (used,) = in_process(config, "--axis", axis, memory=True)
         power = exponent(found["values"], used["megabytes"])
         growths.append({**found, **used, "memory_exponent": power})
     rate = gemm_gigaflops()
@@ -243,20 +256,14 @@ def main(config: Config) -> None:
         "gemm_shares": shares(rate),
         "rows": rows,
         "growth": growths,
-        "left_out": left_out.measure(config.budget),
+        "left_out": left_out.measure(6.0),
     }
-    below = [row for row in rows if row["ratio"] < 1.0]
-    print(f"{len(below)} of {len(rows)} rows below 1:")
-    for row in below:
-        print(" ", line(row))
-    print(json.dumps(record["gemm_shares"]))
-    if not config.quick:
-        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def comparison(item: tuple[int, Row]) -> tuple[int, str, str]:
+def comparison(item: tuple[str, int, Row]) -> tuple[int, str, str]:
     """Say which rows share a process: those of one table, peer and device."""
-    _, row = item
+    row = item[-1]
     return GROUPS.index(row.group), row.peer, row.device
 
 

@@ -158,6 +158,19 @@ def test_weights_times_values_are_the_output():
     assert torch.equal(weights, again)
 
 
+@pytest.mark.parametrize("return_weights", [False, True])
+def test_inference_mode_changes_neither_results_nor_inputs(return_weights):
+    inputs = [x.detach() for x in queries_keys_values(2, 3)]
+    before = [x.clone() for x in inputs]
+    expected = attention(*inputs, return_weights=return_weights)
+    with torch.inference_mode():
+        found = attention(*inputs, return_weights=return_weights)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) is (theirs is None)
+        assert ours is None or torch.equal(ours, theirs)
+    assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
+
+
 def test_dropout_drops_weights_and_keeps_the_mean():
     ones = torch.ones(1, 1, 2000, 4)
     torch.manual_seed(0)

@@ -19,7 +19,7 @@ def rows() -> Iterator[Row]:
     for peer, statement in PEERS.items():
         build = _imports(statement)
         what = "its Vision Transformer, PyTorch included"
-        yield Row("Import", what, peer, "import", build, peer == "timm")
+        yield Row("Import", what, peer, "import", build)
 
 
 def _imports(statement: str) -> Callable[[], Pair]:

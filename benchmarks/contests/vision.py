@@ -32,7 +32,7 @@ def rows() -> Iterator[Row]:
     for name, sizes in MODELS.items():
         what = f"{name}, {sizes[0]} × {sizes[0]}, batch {sizes[-1]}"
         for peer in PEERS:
-            quick = name == "CIFAR ViT"
+            quick = name == "CIFAR ViT" and peer in ("timm", "torchvision")
             for mode in ("forward", "training step"):
                 build = _models(peer, sizes, mode)
                 yield Row("Vision Transformer", what, peer, mode, build, quick)

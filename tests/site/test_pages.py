@@ -28,6 +28,18 @@ CUT_OFF = """() => [...document.querySelectorAll(
         return true;
     }).map(part => part.textContent.slice(0, 60))"""
 
+# Numbers of equations that stand on their formula, and how many there are in all.
+COVERED = """() => {
+    const numbers = [...document.querySelectorAll(".katex-tag")];
+    const left = number => number.lastElementChild.getBoundingClientRect().left;
+    const right = number => Math.max(
+        ...[...number.parentElement.querySelectorAll(":scope > .katex-base")]
+            .map(part => part.getBoundingClientRect().right)
+    );
+    const covered = numbers.filter(number => right(number) > left(number));
+    return [numbers.length, covered.map(number => number.textContent)];
+}"""
+
 # What is folded away goes unchecked. All folded listings look alike: one of each kind
 # is enough, and saves minutes.
 UNFOLD = """() => {
@@ -129,14 +141,19 @@ def test_a_phone_need_not_scroll_sideways(
     browser: Browser, address: str, paths: list[str]
 ) -> None:
     wide: list[str] = []
+    equations = 0
     with browser.new_context(viewport=PHONE) as context:
         page = context.new_page()
         for path in paths:
             visit(page, address + path)
+            count, covered = page.evaluate(COVERED)
+            equations += count
+            wide += [f"{path}: {number} stands on its formula" for number in covered]
             width = page.evaluate("document.documentElement.scrollWidth")
             if width > PHONE["width"]:
                 wide.append(f"{path}: {width} px")
             wide += [f"{path}: {cut} is cut off" for cut in page.evaluate(CUT_OFF)]
+    assert equations > 0
     assert wide == []
 
 
