@@ -167,7 +167,7 @@ def attention_weights(
         rows = query if hard else beta * query
         # Heads are views of wider rows, and copying them transposed is slow.
         scores = einsum(rows, key.contiguous(), "... q d, ... k d -> ... q k")
-        if mask is None and bias is None and not hard and may_overwrite():
+        if mask is None and bias is None and not hard and _may_overwrite():
             return torch.softmax(scores, dim=-1, out=scores)
         return softargmax(scores, beta if hard else 1.0, mask=mask, bias=bias)
 
@@ -341,7 +341,7 @@ def padding_mask(
     return positions < rearrange(lengths, "... -> ... 1")
 
 
-def may_overwrite() -> bool:
+def _may_overwrite() -> bool:
     """Say whether nothing asks again for a tensor that a function made itself.
 
     That holds in inference mode. A compiler finds it out without being told, and

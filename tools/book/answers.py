@@ -8,6 +8,7 @@
     [[erratum nyu-1.1a-transpose]]        a box out of docs/errata/<chapter>.toml
     [[test test_name]]                    one test, folded, on any page
     [[list questions]]                    a list of the whole book (see indexes.py)
+    [[speed summary]]                     a part of the page on speed (see speed.py)
     [[number attention metrics.x .3f]]    a number that a run wrote down (inline)
     [[cite vaswani2017 section 3.2]]      a reference (inline)
 
@@ -26,6 +27,7 @@ import blocks
 import directives
 import indexes
 import records
+import speed
 from book import DOCUMENTS, Book, link
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority, get_plugin_logger
@@ -118,6 +120,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
         "erratum": partial(guarded, erratum, here=here),
         "test": partial(guarded, one_test, here=here),
         "list": partial(guarded, indexes.listed, here=here),
+        "speed": partial(guarded, speed.part, here=here),
     }
     expanded = {
         name: lambda argument, quoted, make=make: inner(make(argument, quoted))

@@ -18,7 +18,7 @@ from transformers_hw._checks import (
     check_float,
     check_sizes,
 )
-from transformers_hw.attention import may_overwrite
+from transformers_hw.attention import _may_overwrite
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 
@@ -241,5 +241,5 @@ class FeedForward(nn.Module):
         hidden = self.hidden_proj(x)
         activate, overwrite = ACTIVATIONS[self.activation]
         # The largest tensor of a layer: its memory is worth using again.
-        hidden = (overwrite if may_overwrite() else activate)(hidden)
+        hidden = (overwrite if _may_overwrite() else activate)(hidden)
         return self.output_proj(self.dropout(hidden))
