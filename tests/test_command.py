@@ -56,6 +56,18 @@ def test_a_vision_transformer_is_described_by_its_published_numbers(
     assert multiplications == pytest.approx(17.564e9, rel=2e-3)
     assert re.search(r"encoder\.layers\.11\s+EncoderLayer\s+1 × 197 × 768", text)
     assert re.search(r"head\s+Linear\s+1 × 1000\s+769,000", text)
+    assert "Given 1 × 3 × 224 × 224: " in text
+
+
+def test_parts_that_only_another_method_calls_are_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = told(capsys, "model", "bert", "--depth", "1")
+    # A dense layer of 768 units on as many inputs, which only summarise() calls.
+    assert re.search(r"^summary\s+Linear\s+–\s+590,592$", text, re.M)
+    sizes = re.findall(r" ([\d,]+)$", text, re.M)
+    total = sum(int(size.replace(",", "")) for size in sizes)
+    assert f"Bert: {total:,} parameters" in text
 
 
 def test_operations_are_those_of_the_formula() -> None:
@@ -98,6 +110,10 @@ def test_what_is_not_there_is_said(
         capsys, "model", "bert", "--length", "513"
     )
     assert "invalid choice: 'poetry'" in refused(capsys, "example", "poetry")
+    for option in ("--length", "--depth"):
+        for number in ("0", "-3", "2.5", "many"):
+            message = refused(capsys, "model", "bert", option, number)
+            assert f"{option}: must be a whole number from 1 on" in message
 
 
 def test_an_example_runs(

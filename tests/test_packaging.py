@@ -2,6 +2,7 @@
 
 import ast
 import email
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import transformers_hw
 
@@ -24,13 +27,61 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXAMPLES = {path.name for path in (ROOT / "examples").glob("*.py")}
 
 
-def run(*command: str | Path, **changes: str) -> str:
-    environment = {**os.environ, "PIP_NO_INDEX": "1", **changes}
+OFFLINE = """\
+import socket
+
+def refused(*address, **options):
+    raise OSError(f"there is no network here, and {address} was asked for")
+
+socket.socket.connect = socket.getaddrinfo = refused
+"""
+
+
+def run(*command: str | Path) -> str:
+    """Run a command with this Python, or another if a path comes first."""
+    python = [] if isinstance(command[0], Path) else [sys.executable]
+    environment = {**os.environ, "PIP_NO_INDEX": "1", "PYTHONPATH": ""}
     ran = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, env=environment
+        [*python, *command], capture_output=True, text=True, env=environment
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    """Give the names of what pip would install for these."""
+    waiting, known = [Requirement(line).name for line in requirements], set()
+    while waiting:
+        name = waiting.pop().lower()
+        if name not in known:
+            known.add(name)
+            lines = map(Requirement, importlib.metadata.requires(name) or [])
+            waiting += [
+                line.name
+                for line in lines
+                if line.marker is None or line.marker.evaluate({"extra": ""})
+            ]
+    return known
+
+
+def environment(folder: Path, wheel: Path, requirements: list[str]) -> Path:
+    """Install a wheel where there is no network, and nothing else but what it needs.
+
+    What it needs is linked to: installing PyTorch anew would take minutes.
+    """
+    venv.create(folder, symlinks=True)
+    options = ("--quiet", "--disable-pip-version-check", "--no-deps")
+    python = str(folder / "bin/python")
+    run("-m", "pip", "--python", python, "install", *options, wheel)
+    (place,) = folder.glob("lib/python*/site-packages")
+    for name in distributions(requirements):
+        found = importlib.metadata.distribution(name)
+        tops = {path.parts[0] for path in found.files or []} - {"..", "__pycache__"}
+        for top in tops:
+            if not (place / top).exists():
+                (place / top).symlink_to(Path(str(found.locate_file(top))))
+    (place / "sitecustomize.py").write_text(OFFLINE, "utf-8")
+    return folder / "bin"
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +104,6 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run("-m", "pip", "wheel", "--quiet", *options, folder, sdist)
     (built,) = folder.iterdir()
     return built
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("installed")
-    run("-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, wheel)
-    return folder
 
 
 def test_the_source_distribution_holds_what_builds_and_tests_the_book(
@@ -119,6 +163,11 @@ def test_the_wheel_is_pure_and_says_what_it_is(wheel: Path) -> None:
 
 
 def test_nothing_in_the_wheel_unpickles(wheel: Path) -> None:
+    unpickling = re.compile(
+        r"(import|from) (_?pickle|dill|joblib|marshal|shelve)\b.*"
+        r"|torch\.load|from torch import .*\bload\b.*"
+    )
+    assert unpickling.fullmatch("import pickle as harmless")
     found: list[str] = []
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
@@ -127,41 +176,55 @@ def test_nothing_in_the_wheel_unpickles(wheel: Path) -> None:
                 found += [
                     f"{name}: {ast.unparse(node)}"
                     for node in ast.walk(tree)
-                    if re.fullmatch(
-                        r"import pickle|from pickle .*|torch\.load", ast.unparse(node)
-                    )
+                    if unpickling.fullmatch(ast.unparse(node))
                 ]
     assert found == []
 
 
-def test_the_installed_wheel_works_alone(installed: Path, tmp_path: Path) -> None:
-    # Isolated and without site: nothing is found but what these two folders hold.
-    places = [str(installed), str(Path(yaml.__file__).parents[1])]
-    code = f"""
-import sys
-sys.path[:0] = {places!r}
-import json, torch, transformers_hw
-from transformers_hw import command
-layer = transformers_hw.MultiHeadAttention(12, 3)
-output, _ = layer(torch.randn(2, 5, 12))
-print(json.dumps([transformers_hw.__file__, list(output.shape)]))
-sys.exit(command.main(["book"]))
+ALONE = """
+import importlib.util, json, socket, torch, transformers_hw
+from torch import nn
+from transformers_hw.pretrained import attention_from_torch, to_torch
+
+theirs = nn.MultiheadAttention(12, 3, batch_first=True)
+ours = attention_from_torch(theirs.state_dict(), heads=3)
+x = torch.randn(2, 5, 12)
+same = torch.allclose(ours(x)[0], to_torch(ours)(x, x, x)[0], atol=1e-6)
+others = ("numpy", "matplotlib", "safetensors", "tyro", "transformers", "timm")
+found = [name for name in others if importlib.util.find_spec(name)]
+try:
+    socket.create_connection(("127.0.0.1", 9))
+except OSError as error:
+    refused = str(error)
+print(json.dumps([transformers_hw.__file__, same, found, refused]))
 """
-    command = [sys.executable, "-I", "-S", "-c", code]
-    ran = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=True
+
+
+def test_the_wheel_works_in_an_empty_environment_without_a_network(
+    wheel: Path, tmp_path: Path
+) -> None:
+    scripts = environment(tmp_path, wheel, PROJECT["dependencies"])
+    place, same, found, refused = json.loads(run(scripts / "python", "-c", ALONE))
+    assert Path(place).is_relative_to(tmp_path)
+    assert (same, found) == (True, [])
+    assert "there is no network here" in refused
+    command = scripts / "transformers-hw"
+    assert run(command, "book").splitlines()[-1] == "57 questions in all."
+    assert "86,567,656 parameters" in run(command, "model", "ViT-B/16")
+    ended = subprocess.run(
+        [command, "example", "attention"], capture_output=True, text=True
     )
-    first, *rest = ran.stdout.splitlines()
-    place, shape = json.loads(first)
-    assert Path(place).is_relative_to(installed)
-    assert shape == [2, 5, 12]
-    assert rest[-1] == "57 questions in all."
+    assert ended.returncode == 2
+    assert "pip install 'transformers-hw[lab]'" in ended.stderr
 
 
-def test_the_installed_examples_run(installed: Path, tmp_path: Path) -> None:
-    code = "from transformers_hw.command import main; raise SystemExit(main())"
+def test_the_wheels_examples_run_with_its_extra(wheel: Path, tmp_path: Path) -> None:
+    extra = PROJECT["optional-dependencies"]["lab"]
+    needed = [*PROJECT["dependencies"], *extra]
+    scripts = environment(tmp_path / "environment", wheel, needed)
     out = tmp_path / "out"
-    run("-c", code, "example", "attention", "--out", out, PYTHONPATH=str(installed))
+    told = run(scripts / "transformers-hw", "example", "attention", "--out", out)
+    assert f"are in {out}" in told
     assert json.loads((out / "run.json").read_text("utf-8"))["metrics"]
 
 
@@ -187,6 +250,17 @@ def test_the_combinations_on_the_site_are_those_on_record() -> None:
     lowest = tool.requirements("lowest")
     assert {"torch==2.10", "einops==0.8.1", "jaxtyping==0.3.2"} <= set(lowest)
     assert set(PROJECT["dependencies"]) <= set(tool.requirements("newest"))
+    # The lowest that are declared were run, together, and so was something newer.
+    bounds = [Requirement(line.replace(">=", "==")) for line in PROJECT["dependencies"]]
+    on_bounds = [
+        all(bound.specifier.contains(one[bound.name]) for bound in bounds)
+        for one in runs
+    ]
+    assert any(on_bounds)
+    assert not all(on_bounds)
+    declared = [x for x in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", x)]
+    run_on = {".".join(one["python"].split(".")[:2]) for one in runs}
+    assert {f"Programming Language :: Python :: {x}" for x in run_on} == set(declared)
 
 
 def test_the_changelog_begins_with_this_version() -> None:

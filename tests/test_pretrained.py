@@ -1,5 +1,6 @@
 """Other libraries' weights give their outputs; bad weights are refused by name."""
 
+import doctest
 import json
 import os
 import pickle
@@ -72,15 +73,33 @@ def assert_same(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     assert (found - wanted).abs().max() <= TYPES[dtype]
 
 
+def assert_same_weights(found: nn.Module, wanted: nn.Module) -> None:
+    ours, theirs = found.state_dict(), wanted.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
+
+
 def quietly(make: Callable[[], Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make()
 
 
-def torch_transformer() -> nn.Module:
+def torch_transformer(**options: Any) -> nn.Module:
     """Make one with an odd number of heads, of which PyTorch says it will be slower."""
-    return quietly(lambda: nn.Transformer(DIM, HEADS, 1, 2, HIDDEN, batch_first=True))
+    sizes = (DIM, HEADS, 1, 2, HIDDEN)
+    return quietly(lambda: nn.Transformer(*sizes, batch_first=True, **options))
+
+
+def torch_encoder(layer: nn.TransformerEncoderLayer, **options: Any) -> nn.Module:
+    return nn.TransformerEncoder(layer, DEPTH, enable_nested_tensor=False, **options)
+
+
+def padded(length: int) -> Tensor:
+    """Give a mask of two texts, of which the second is shorter by three."""
+    real = torch.ones(2, length, dtype=torch.bool)
+    real[1, -3:] = False
+    return real
 
 
 @cache
@@ -107,7 +126,7 @@ def timm_model(**options: Any) -> nn.Module:
     return quietly(make)
 
 
-def huggingface_vit(kind: str, picture: int) -> nn.Module:
+def huggingface_vit(kind: str, picture: int, **options: Any) -> nn.Module:
     transformers = huggingface()
     config = transformers.ViTConfig(
         hidden_size=DIM,
@@ -117,6 +136,7 @@ def huggingface_vit(kind: str, picture: int) -> nn.Module:
         image_size=picture,
         patch_size=4,
         num_labels=7,
+        **options,
     )
     return quietly(lambda: getattr(transformers, kind)(config))
 
@@ -132,11 +152,13 @@ def test_attention_gives_torchs_outputs(dtype: torch.dtype, bias: bool) -> None:
         torch.randn(2, 5, DIM, dtype=dtype),
         torch.randn(2, 7, DIM, dtype=dtype),
     )
-    real = torch.ones(2, 7, dtype=torch.bool)
-    real[1, 4:] = False
+    real = padded(7)
     wanted = theirs(x, context, context, key_padding_mask=~real)[0]
     assert_same(ours(x, context, padding_mask=real)[0], wanted, dtype)
-    assert_same(to_torch(ours)(x, context, context)[0], ours(x, context)[0], dtype)
+    back = to_torch(ours)
+    found = back(x, context, context, key_padding_mask=~real)[0]
+    assert_same(found, wanted, dtype)
+    assert_same_weights(back, theirs)
 
 
 @DTYPES
@@ -148,7 +170,9 @@ def test_attention_to_keys_and_values_of_other_widths(dtype: torch.dtype) -> Non
     values = torch.randn(2, 4, 11, dtype=dtype)
     wanted = theirs(x, keys, values)[0]
     assert_same(ours(x, keys, values)[0], wanted, dtype)
-    assert_same(to_torch(ours)(x, keys, values)[0], wanted, dtype)
+    back = to_torch(ours)
+    assert_same(back(x, keys, values)[0], wanted, dtype)
+    assert_same_weights(back, theirs)
 
 
 @DTYPES
@@ -171,55 +195,82 @@ def test_encoder_layers_and_stacks_give_torchs_outputs(
     options: Any = {"heads": HEADS, "norm": norm, "activation": "gelu", "eps": 1e-3}
     ours = encoder_layer_from_torch(theirs.state_dict(), **options)
     x = torch.randn(2, 5, DIM, dtype=dtype)
-    real = torch.ones(2, 5, dtype=torch.bool)
-    real[1, 3:] = False
+    real = padded(5)
     # PyTorch's fast path gives zeros for padded queries; the others count.
     wanted = theirs(x, src_key_padding_mask=~real)
     assert_same(ours(x, padding_mask=real)[real], wanted[real], dtype)
     assert_same(to_torch(ours)(x), ours(x), dtype)
-    stack = nn.TransformerEncoder(
-        layer, DEPTH, nn.LayerNorm(DIM, 1e-3, bias=bias), enable_nested_tensor=False
-    )
-    theirs = drawn(stack, dtype)
-    whole = encoder_from_torch(theirs.state_dict(), **options)
-    assert_same(whole(x), theirs(x), dtype)
-    assert_same(to_torch(whole)(x), whole(x), dtype)
+    assert_same_weights(to_torch(ours), theirs)
+    for last in (nn.LayerNorm(DIM, 1e-3, bias=bias), None):
+        theirs = drawn(torch_encoder(layer, norm=last), dtype)
+        whole = encoder_from_torch(theirs.state_dict(), **options)
+        wanted = theirs(x, src_key_padding_mask=~real)
+        assert_same(whole(x, padding_mask=real)[real], wanted[real], dtype)
+        back = to_torch(whole)
+        found = back(x, src_key_padding_mask=~real)
+        assert_same(found[real], wanted[real], dtype)
+        assert_same_weights(back, theirs)
 
 
 @DTYPES
 @pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("bias", [True, False])
 def test_decoder_layers_and_stacks_give_torchs_outputs(
-    dtype: torch.dtype, norm: Any
+    dtype: torch.dtype, norm: Any, bias: bool
 ) -> None:
     layer = nn.TransformerDecoderLayer(
-        DIM, HEADS, HIDDEN, norm_first=norm == "pre", batch_first=True
+        DIM, HEADS, HIDDEN, norm_first=norm == "pre", batch_first=True, bias=bias
     )
     theirs = drawn(layer, dtype)
     ours = decoder_layer_from_torch(theirs.state_dict(), heads=HEADS, norm=norm)
     x, memory = torch.randn(2, 5, DIM, dtype=dtype), torch.randn(2, 7, DIM, dtype=dtype)
-    real = torch.ones(2, 7, dtype=torch.bool)
-    real[1, 4:] = False
-    hidden = ~torch.ones(5, 5, dtype=torch.bool).tril()
-    masks = {"tgt_mask": hidden, "memory_key_padding_mask": ~real}
+    real: Any = {"padding_mask": padded(5), "memory_padding_mask": padded(7)}
+    masks = {
+        "tgt_mask": ~torch.ones(5, 5, dtype=torch.bool).tril(),
+        "tgt_key_padding_mask": ~padded(5),
+        "memory_key_padding_mask": ~padded(7),
+    }
     wanted = theirs(x, memory, **masks)
-    assert_same(ours(x, memory, memory_padding_mask=real), wanted, dtype)
+    assert_same(ours(x, memory, **real), wanted, dtype)
     assert_same(to_torch(ours)(x, memory, **masks), wanted, dtype)
-    theirs = drawn(nn.TransformerDecoder(layer, DEPTH), dtype)
-    whole = decoder_from_torch(theirs.state_dict(), heads=HEADS, norm=norm)
-    wanted = theirs(x, memory, **masks)
-    assert_same(whole(x, memory, memory_padding_mask=real), wanted, dtype)
-    assert_same(to_torch(whole)(x, memory, **masks), wanted, dtype)
+    assert_same_weights(to_torch(ours), theirs)
+    for last in (nn.LayerNorm(DIM, bias=bias), None):
+        theirs = drawn(nn.TransformerDecoder(layer, DEPTH, last), dtype)
+        whole = decoder_from_torch(theirs.state_dict(), heads=HEADS, norm=norm)
+        wanted = theirs(x, memory, **masks)
+        assert_same(whole(x, memory, **real), wanted, dtype)
+        assert_same(to_torch(whole)(x, memory, **masks), wanted, dtype)
+        assert_same_weights(to_torch(whole), theirs)
 
 
 @DTYPES
-def test_the_transformer_gives_torchs_outputs(dtype: torch.dtype) -> None:
-    theirs = drawn(torch_transformer(), dtype)
-    encoder, decoder = transformer_from_torch(theirs.state_dict(), heads=HEADS)
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_transformer_gives_torchs_outputs(
+    dtype: torch.dtype, norm: Any, bias: bool
+) -> None:
+    made = torch_transformer(norm_first=norm == "pre", bias=bias)
+    theirs = drawn(made, dtype)
+    state = theirs.state_dict()
+    encoder, decoder = transformer_from_torch(state, heads=HEADS, norm=norm)
     source = torch.randn(2, 7, DIM, dtype=dtype)
     target = torch.randn(2, 5, DIM, dtype=dtype)
-    hidden = ~torch.ones(5, 5, dtype=torch.bool).tril()
-    wanted = theirs(source, target, tgt_mask=hidden)
-    assert_same(decoder(target, encoder(source)), wanted, dtype)
+    masks = {
+        "tgt_mask": ~torch.ones(5, 5, dtype=torch.bool).tril(),
+        "src_key_padding_mask": ~padded(7),
+        "tgt_key_padding_mask": ~padded(5),
+        "memory_key_padding_mask": ~padded(7),
+    }
+    wanted = theirs(source, target, **masks)
+    memory = encoder(source, padding_mask=padded(7))
+    found = decoder(
+        target, memory, padding_mask=padded(5), memory_padding_mask=padded(7)
+    )
+    assert_same(found, wanted, dtype)
+    back = to_torch((encoder, decoder))
+    assert_same(back(source, target, **masks), wanted, dtype)
+    assert_same_weights(back, theirs)
+    assert (type(back), back.training) == (nn.Transformer, False)
 
 
 @DTYPES
@@ -238,6 +289,8 @@ def test_torchvisions_vision_transformer_at_two_resolutions(dtype: torch.dtype) 
         {},
         {"global_pool": "avg"},
         {"global_pool": "avg", "class_token": False},
+        {"global_pool": "avg", "class_token": False, "fc_norm": False},
+        {"global_pool": "avg", "num_classes": 0},
         {"qkv_bias": False},
         {"num_classes": 0},
         {"in_chans": 1},
@@ -251,6 +304,54 @@ def test_timms_vision_transformers(dtype: torch.dtype, options: dict[str, Any]) 
         channels = options.get("in_chans", 3)
         x = torch.randn(2, channels, picture, picture, dtype=dtype)
         assert_same(ours(x), theirs(x), dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("pool", "options"),
+    [
+        ("mean", {"global_pool": "avg", "fc_norm": False}),
+        ("class", {"global_pool": "token", "fc_norm": True}),
+    ],
+)
+def test_timms_poolings_that_weights_do_not_tell(
+    dtype: torch.dtype, pool: Any, options: dict[str, Any]
+) -> None:
+    theirs = drawn(timm_model(img_size=8, **options), dtype)
+    x, state = torch.randn(2, 3, 8, 8, dtype=dtype), theirs.state_dict()
+    ours = vision_transformer_from_timm(state, heads=HEADS, pool=pool)
+    assert_same(ours(x), theirs(x), dtype)
+    untold = vision_transformer_from_timm(state, heads=HEADS)
+    assert (untold(x) - theirs(x)).abs().max() > 1e-3
+
+
+@DTYPES
+def test_positions_resampled_by_timm_are_timms(dtype: torch.dtype) -> None:
+    from timm.layers import resample_abs_pos_embed
+
+    theirs = drawn(timm_model(img_size=8, dynamic_img_size=True), dtype)
+    x, state = torch.randn(2, 3, 20, 20, dtype=dtype), theirs.state_dict()
+    table = resample_abs_pos_embed(state["pos_embed"], [5, 5])
+    ours = vision_transformer_from_timm({**state, "pos_embed": table}, heads=HEADS)
+    assert_same(ours(x), theirs(x), dtype)
+    # Resampled here, with another cubic, they are others.
+    own = vision_transformer_from_timm(state, heads=HEADS)
+    assert (own(x) - theirs(x)).abs().max() > TYPES[dtype]
+
+
+@DTYPES
+def test_positions_resampled_by_torchvision_are_torchvisions(
+    dtype: torch.dtype,
+) -> None:
+    from torchvision.models.vision_transformer import interpolate_embeddings
+
+    state = drawn(torchvision_model(8), dtype).state_dict()
+    larger = interpolate_embeddings(20, 4, dict(state))
+    theirs = torchvision_model(20).to(dtype).eval()
+    theirs.load_state_dict(larger)
+    ours = vision_transformer_from_torchvision(larger, heads=HEADS)
+    x = torch.randn(2, 3, 20, 20, dtype=dtype)
+    assert_same(ours(x), theirs(x), dtype)
 
 
 @DTYPES
@@ -275,16 +376,30 @@ def test_an_eps_of_ones_own() -> None:
 
 @DTYPES
 @pytest.mark.parametrize("picture", [8, 20])
-def test_hugging_faces_vision_transformers(dtype: torch.dtype, picture: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"qkv_bias": False}], ids=str)
+def test_hugging_faces_vision_transformers(
+    dtype: torch.dtype, picture: int, options: dict[str, Any]
+) -> None:
     x = torch.randn(2, 3, picture, picture, dtype=dtype)
-    theirs = drawn(huggingface_vit("ViTForImageClassification", picture), dtype)
+    made = huggingface_vit("ViTForImageClassification", picture, **options)
+    theirs = drawn(made, dtype)
     ours = vision_transformer_from_huggingface(theirs.state_dict(), heads=HEADS)
     assert_same(ours(x), theirs(x).logits, dtype)
-    theirs = drawn(huggingface_vit("ViTModel", picture), dtype)
+    theirs = drawn(huggingface_vit("ViTModel", picture, **options), dtype)
     ours = vision_transformer_from_huggingface(theirs.state_dict(), heads=HEADS)
     wanted = theirs(x)
     assert_same(ours(x), wanted.pooler_output, dtype)
     assert_same(ours.encode(x), wanted.last_hidden_state, dtype)
+
+
+def test_hugging_faces_vit_model_without_a_pooler() -> None:
+    transformers = huggingface()
+    config = huggingface_vit("ViTModel", 8).config
+    made = quietly(lambda: transformers.ViTModel(config, add_pooling_layer=False))
+    theirs = drawn(made, torch.float64)
+    ours = vision_transformer_from_huggingface(theirs.state_dict(), heads=HEADS)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    assert_same(ours(x), theirs(x).last_hidden_state[:, 0], torch.float64)
 
 
 def test_hugging_faces_older_names_are_known() -> None:
@@ -330,8 +445,7 @@ def test_bert_gives_hugging_faces_hidden_states(
     theirs = drawn(bert(add_pooling_layer=pooler), dtype)
     ours = bert_from_huggingface(theirs.state_dict(), heads=HEADS)
     tokens, segments = torch.randint(31, (2, 7)), torch.randint(2, (2, 7))
-    real = torch.ones(2, 7, dtype=torch.bool)
-    real[1, 4:] = False
+    real = padded(7)
     wanted = theirs(tokens, attention_mask=real.long(), token_type_ids=segments)
     found = ours(tokens, padding_mask=real, segments=segments)
     assert_same(found[real], wanted.last_hidden_state[real], dtype)
@@ -339,6 +453,17 @@ def test_bert_gives_hugging_faces_hidden_states(
         assert_same(ours.summarise(found), wanted.pooler_output, dtype)
     else:
         assert ours.summary is None
+
+
+def test_berts_older_files_number_the_positions() -> None:
+    state = bert().state_dict()
+    name = "embeddings.position_ids"
+    older = {**state, name: torch.arange(9)[None]}
+    ours = bert_from_huggingface(older, heads=HEADS).state_dict()
+    wanted = bert_from_huggingface(state, heads=HEADS).state_dict()
+    assert all(torch.equal(x, wanted[key]) for key, x in ours.items())
+    with pytest.raises(WeightsError, match=f"unknown: {name}"):
+        bert_from_huggingface({**state, name: torch.arange(9).flip(0)}, heads=HEADS)
 
 
 SENTENCES = [
@@ -376,6 +501,18 @@ def test_minilms_real_weights_give_hugging_faces_states_and_sensible_likenesses(
     assert likeness[1, 2] < 0.1
 
 
+def test_the_pages_sentences_of_one_meaning_are_closer_than_others() -> None:
+    page = Path(__file__).parents[1] / "docs/reference/pretrained.md"
+    parser, flags = doctest.DocTestParser(), doctest.NORMALIZE_WHITESPACE
+    code = parser.get_doctest(page.read_text("utf-8"), {}, page.name, None, 0)
+    result = doctest.DocTestRunner(optionflags=flags).run(code, clear_globs=False)
+    assert (result.failed, result.attempted) == (0, len(code.examples))
+    likeness = code.globs["likeness"]
+    # Two on pets, two on money.
+    assert min(likeness[0, 1], likeness[2, 3]) > 0.4
+    assert likeness[:2, 2:].abs().max() < 0.1
+
+
 CONVERTERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
     "torch attention": (
         lambda: nn.MultiheadAttention(DIM, HEADS),
@@ -388,6 +525,16 @@ CONVERTERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
     "torch decoder layer": (
         lambda: nn.TransformerDecoderLayer(DIM, HEADS, HIDDEN),
         decoder_layer_from_torch,
+    ),
+    "torch encoder": (
+        lambda: torch_encoder(nn.TransformerEncoderLayer(DIM, HEADS, HIDDEN)),
+        encoder_from_torch,
+    ),
+    "torch decoder": (
+        lambda: nn.TransformerDecoder(
+            nn.TransformerDecoderLayer(DIM, HEADS, HIDDEN), DEPTH
+        ),
+        decoder_from_torch,
     ),
     "torchvision": (
         lambda: torchvision_model(8),
@@ -403,10 +550,14 @@ CONVERTERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
 }
 
 
+@cache
+def weights_of(name: str) -> dict[str, Tensor]:
+    return drawn(CONVERTERS[name][0](), torch.float32).state_dict()
+
+
 @pytest.mark.parametrize("name", CONVERTERS)
 def test_a_wrong_tensor_is_named(name: str) -> None:
-    make, convert = CONVERTERS[name]
-    state = make().state_dict()
+    state, convert = weights_of(name), CONVERTERS[name][1]
     last = [key for key in state if key.endswith("bias")][-1]
     with pytest.raises(WeightsError, match=r"unknown: extra\.gamma\b"):
         convert({**state, "extra.gamma": torch.zeros(2)}, heads=HEADS)
@@ -419,10 +570,51 @@ def test_a_wrong_tensor_is_named(name: str) -> None:
         convert({**state, last: torch.zeros(99)}, heads=HEADS)
 
 
+def test_all_wrong_tensors_are_named() -> None:
+    state = nn.MultiheadAttention(DIM, HEADS).state_dict()
+    more = {f"extra.{i}": torch.zeros(2) for i in range(40)}
+    with pytest.raises(WeightsError) as raised:
+        attention_from_torch({**state, **more}, heads=HEADS)
+    assert all(name in str(raised.value) for name in more)
+    assert "more" not in str(raised.value)
+
+
 @pytest.mark.parametrize("name", CONVERTERS)
 def test_weights_of_something_else_are_refused(name: str) -> None:
+    convert = CONVERTERS[name][1]
     with pytest.raises(WeightsError, match=r"must be of .*they hold weight, bias"):
-        CONVERTERS[name][1](nn.Linear(2, 3).state_dict(), heads=HEADS)
+        convert(nn.Linear(2, 3).state_dict(), heads=HEADS)
+    for other in CONVERTERS.keys() - {name}:
+        with pytest.raises(WeightsError, match="weights must be"):
+            convert(weights_of(other), heads=HEADS)
+
+
+@pytest.mark.parametrize("name", CONVERTERS)
+def test_a_file_gives_what_its_state_dict_gives(name: str, tmp_path: Path) -> None:
+    state, convert = weights_of(name), CONVERTERS[name][1]
+    path = tmp_path / "weights.safetensors"
+    safetensors.torch.save_file(state, path)
+    found, wanted = (
+        nn.ModuleList(made if isinstance(made, tuple) else [made])
+        for made in (convert(path, heads=HEADS), convert(state, heads=HEADS))
+    )
+    assert_same_weights(found, wanted)
+    assert not any(part.training for part in found)
+    assert all(x.requires_grad for x in found.parameters())
+    assert sum(x.numel() for x in found.parameters()) == sum(
+        x.numel() for x in state.values()
+    )
+
+
+def test_sizes_that_weights_claim_take_no_memory() -> None:
+    # Its square is 36 TB of numbers.
+    claimed = {"out_proj.weight": torch.zeros(1, 1).expand(3_000_000, 1)}
+    with pytest.raises(WeightsError, match=r"wanted \(3000000, 3000000\)"):
+        attention_from_torch(
+            {**claimed, "in_proj_weight": torch.zeros(1, 1)}, heads=HEADS
+        )
+    with pytest.raises(WeightsError, match=r"none of them empty, got shape \(0, 12\)"):
+        attention_from_torch({"out_proj.weight": torch.zeros(0, DIM)}, heads=HEADS)
 
 
 def test_options_that_contradict_the_weights_are_refused() -> None:
@@ -442,11 +634,14 @@ def test_layers_must_be_numbered_without_a_gap() -> None:
 def test_sizes_are_read_from_tensors_of_the_right_axes() -> None:
     state = timm_model(img_size=8).state_dict()
     flat = {**state, "patch_embed.proj.weight": torch.zeros(DIM, 48)}
-    with pytest.raises(WeightsError, match=r"must have 4 axes, got shape \(12, 48\)"):
+    with pytest.raises(WeightsError, match=r"must have 4 axes.* got shape \(12, 48\)"):
         vision_transformer_from_timm(flat, heads=HEADS)
     oblong = {**state, "pos_embed": torch.zeros(1, 7, DIM)}
     with pytest.raises(WeightsError, match="a square grid of patches, got 6 of them"):
         vision_transformer_from_timm(oblong, heads=HEADS)
+    none = {**state, "pos_embed": torch.zeros(1, 1, DIM)}
+    with pytest.raises(WeightsError, match="a square grid of patches, got 0 of them"):
+        vision_transformer_from_timm(none, heads=HEADS)
 
 
 def test_weights_of_several_types_lose_nothing() -> None:
@@ -455,9 +650,10 @@ def test_weights_of_several_types_lose_nothing() -> None:
     layer = attention_from_torch(state, heads=HEADS)
     assert torch.equal(layer.output_proj.weight, state["out_proj.weight"])
     assert layer.query_proj.weight.dtype == torch.float64
-    state["out_proj.weight"] = torch.ones(DIM, DIM, dtype=torch.int8)
-    with pytest.raises(WeightsError, match=r"out_proj\.weight torch\.int8, wanted"):
-        attention_from_torch(state, heads=HEADS)
+    for other in (torch.int8, torch.complex64, torch.float8_e4m3fn):
+        state["out_proj.weight"] = torch.ones(DIM, DIM).to(other)
+        with pytest.raises(WeightsError, match=f"out_proj.weight {other}, wanted"):
+            attention_from_torch(state, heads=HEADS)
 
 
 def test_converted_weights_are_copies() -> None:
@@ -500,6 +696,13 @@ def test_what_torch_does_not_have_is_not_converted() -> None:
         to_torch(MultiHeadAttention(DIM, HEADS, head_dim=5))
     with pytest.raises(ValueError, match=r"and scale 2\.0"):
         to_torch(MultiHeadAttention(DIM, HEADS, scale=2.0))
+
+
+@pytest.mark.unhooked
+def test_a_transformer_of_torchs_is_an_encoder_and_a_decoder() -> None:
+    stack = Encoder(DIM, HEADS, HIDDEN, 1)
+    with pytest.raises(TypeError, match="a Decoder, got Encoder, Encoder"):
+        to_torch((stack, stack))
 
 
 class WritesAFile:
@@ -547,9 +750,12 @@ def test_weights_are_a_state_dict_or_a_path() -> None:
         read_weights(nn.Linear(2, 3))
 
 
-def test_a_state_dict_holds_tensors_alone() -> None:
+@pytest.mark.unhooked
+def test_a_state_dict_holds_tensors_by_name_alone() -> None:
     with pytest.raises(WeightsError, match="got list for 'w'"):
         read_weights({"w": [1.0]})
+    with pytest.raises(WeightsError, match="got Tensor for 3"):
+        read_weights({3: torch.zeros(2)})
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -624,6 +830,19 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     assert (loaded(tokens, tokens) - before)[..., 7].abs().min() > 1e-3
 
 
+def test_weights_tied_by_hand_are_not_untied_in_silence(tmp_path: Path) -> None:
+    model = MODELS["Transformer, two vocabularies"]()
+    model.readout = model.embedding
+    with pytest.raises(ValueError, match="its parts were replaced"):
+        save_model(model, tmp_path / "w.safetensors")
+    model = Seq2Seq(11, dim=5, hidden_dim=6)
+    model.target_embedding.weight = model.source_embedding.weight
+    tied = "got source_embedding.weight and target_embedding.weight in one"
+    with pytest.raises(ValueError, match=tied):
+        save_model(model, tmp_path / "w.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_settings_cannot_describe_is_not_saved(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     for replaced in (lambda head: nn.Sequential(head, nn.Tanh()), lambda _: nn.Tanh()):
@@ -667,8 +886,10 @@ def described(**changes: Any) -> dict[str, str]:
         ({}, "must be a file that save_model wrote"),
         ({"transformers_hw": "nonsense"}, "must be a file that save_model wrote"),
         ({"transformers_hw": "[1]"}, "must be a file that save_model wrote"),
+        ({"transformers_hw": "[" * 100_000}, "must be a file that save_model wrote"),
         (described(format=2), "must be of format 1, got 2"),
         (described(model="os.system"), r"one of VisionTransformer.*got 'os\.system'"),
+        (described(model=["Bert"]), r"one of VisionTransformer.*got \['Bert'\]"),
         (described(settings=3), "does not describe a model"),
         (described(settings={"dim": 3}), "does not describe a model"),
         (
@@ -678,6 +899,24 @@ def described(**changes: Any) -> dict[str, str]:
         (
             described(settings={"vocabulary": 2**40, "dim": 8, "depth": 1, "heads": 2}),
             r"differ in encoder\.layers",
+        ),
+        (
+            described(
+                settings={
+                    "vocabulary": 2**40,
+                    "dim": 8,
+                    "depth": 1,
+                    "heads": 2,
+                    "device": "cpu",
+                }
+            ),
+            r"differ in encoder\.layers",
+        ),
+        (
+            described(
+                settings={"vocabulary": 11, "dim": 8, "depth": 10**12, "heads": 2}
+            ),
+            "there are 39 tensors for 1000000000000 layers",
         ),
     ],
 )
@@ -690,6 +929,14 @@ def test_a_header_that_does_not_fit_is_refused(
     assert isinstance(load_model(path), Bert)
     safetensors.torch.save_file(tensors, path, header)
     with pytest.raises(WeightsError, match=complaint):
+        load_model(path)
+
+
+def test_a_model_is_not_made_of_whole_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    tensors = {name: x.char() for name, x in MODELS["Bert"]().state_dict().items()}
+    safetensors.torch.save_file(tensors, path, described())
+    with pytest.raises(WeightsError, match=r"floating-point numbers, got .*int8"):
         load_model(path)
 
 

@@ -108,7 +108,7 @@ def load_model(path: str | Path) -> nn.Module:
             f"{path} must be of format {FORMAT}, got {version!r}: a newer version of "
             "this package may read it."
         )
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         raise WeightsError(f"{path} must hold one of {', '.join(names)}, got {name!r}.")
     try:
         settings = _with_tuples(settings)
