@@ -81,7 +81,7 @@ class Config:
         quick: Only some rows, for less long; no record is written.
         only: Only groups whose name begins like this; no record is written.
         threads: Number of threads that PyTorch may use.
-        budget: Seconds to spend on each row; six, or one in a quick run.
+        budget: Seconds to spend on each row; four, or one in a quick run.
         contest: Time rows of this module, and print what is found (for the processes
             that are made here).
         rows: Which of them, by number.
@@ -197,7 +197,7 @@ def main(config: Config) -> None:
     """Measure everything that is asked for."""
     torch.set_num_threads(config.threads)
     if config.budget is None:
-        config = replace(config, budget=1.0 if config.quick else 6.0)
+        config = replace(config, budget=1.0 if config.quick else 4.0)
     if config.contest or config.axis:
         if not config.memory:
             # Else page faults decide: whose freed memory the system happened to take.
@@ -256,7 +256,7 @@ def main(config: Config) -> None:
         "gemm_shares": shares(rate),
         "rows": rows,
         "growth": growths,
-        "left_out": left_out.measure(6.0),
+        "left_out": left_out.measure(4.0),
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

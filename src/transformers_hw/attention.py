@@ -18,7 +18,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -166,7 +166,8 @@ def attention_weights(
             query, key = query.float(), key.float()
         rows = query if hard else beta * query
         # Heads are views of wider rows, and copying them transposed is slow.
-        scores = einsum(rows, key.contiguous(), "... q d, ... k d -> ... q k")
+        columns = rearrange(key.contiguous(), "... k d -> ... d k")
+        scores = rows @ columns
         if mask is None and bias is None and not hard and _may_overwrite():
             return torch.softmax(scores, dim=-1, out=scores)
         return softargmax(scores, beta if hard else 1.0, mask=mask, bias=bias)
@@ -252,8 +253,7 @@ def attention(
             query, key, mask=mask, bias=bias, causal=causal, scale=scale
         ).to(value.dtype)
         kept = F.dropout(weights, dropout) if dropout else weights
-        output = einsum(kept, value, "... q k, ... k v -> ... q v")
-        return output, weights if return_weights else None
+        return kept @ value, weights if return_weights else None
     # The kernel aligns the first query with the first key; for equal lengths,
     # and only then, that is also our alignment of the last with the last.
     square = causal and query.shape[-2] == key.shape[-2]
