@@ -18,16 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from contests.data import InMemory
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchvision import transforms
 
 RECORD = Path(__file__).parent / "records/training_throughput.json"
@@ -42,23 +41,6 @@ PEERS = ("timm", "vit-pytorch")
 WORKERS = (0, 2)
 # Batches in an epoch, by size: enough for a measurement of some seconds.
 STEPS = {"chapter": 12, "larger": 5}
-
-
-class InMemory(Dataset):
-    """Pictures in memory, each given as torchvision's own data sets do."""
-
-    def __init__(self, pictures: Tensor, labels: Tensor, transform: Callable) -> None:
-        self.pictures = pictures.permute(0, 2, 3, 1).numpy()
-        self.labels, self.transform = labels.tolist(), transform
-
-    def __len__(self) -> int:
-        """Count the pictures."""
-        return len(self.labels)
-
-    def __getitem__(self, place: int) -> tuple[Tensor, int]:
-        """Give a picture, varied, and its label."""
-        picture = Image.fromarray(self.pictures[place])
-        return self.transform(picture), self.labels[place]
 
 
 def pictures_and_labels(count: int) -> tuple[Tensor, Tensor]:
