@@ -29,6 +29,7 @@ from contests import left_out, vision
 from growth import AXES, measure
 from measuring import (
     DifferentWorkError,
+    Pair,
     Row,
     compare,
     difference,
@@ -44,6 +45,7 @@ from tqdm import tqdm
 
 from transformers_hw import VisionTransformer
 from transformers_hw.lab.devices import keep_freed_memory
+from transformers_hw.transformer import EncoderLayer
 
 HERE = Path(__file__).parent
 RECORD = HERE / "record.json"
@@ -193,6 +195,15 @@ def shares(rate: float) -> list[dict[str, Any]]:
     return found
 
 
+def noise(budget: float) -> list[float]:
+    """Time a layer against itself, several times over: the ratios say what noise is."""
+    layer = EncoderLayer(192, 3, 768, activation="gelu")
+    work = forward(layer, torch.randn(32, 65, 192))
+    work()
+    pair = Pair(work, work)
+    return [compare(pair, budget=budget)["ratio"] for _ in range(8)]
+
+
 def main(config: Config) -> None:
     """Measure everything that is asked for."""
     torch.set_num_threads(config.threads)
@@ -242,6 +253,7 @@ def main(config: Config) -> None:
         (used,) = in_process(config, "--axis", axis, memory=True)
         power = exponent(found["values"], used["megabytes"])
         growths.append({**found, **used, "memory_exponent": power})
+    keep_freed_memory()
     rate = gemm_gigaflops()
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -254,9 +266,10 @@ def main(config: Config) -> None:
         },
         "gemm_gigaflops": {"float32": significant(rate)},
         "gemm_shares": shares(rate),
+        "noise": noise(config.budget),
         "rows": rows,
         "growth": growths,
-        "left_out": left_out.measure(4.0),
+        "left_out": left_out.measure(config.budget),
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

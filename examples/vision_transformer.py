@@ -407,8 +407,9 @@ class School:
         even = torch.full((tokens, tokens), 1 / tokens)
         one_of_each = self.pictures.test.subset(1e-9, seed=self.config.seed)
         (inputs, labels), _ = self.batches(one_of_each, len(one_of_each)).part(0)
+        guesses = model(inputs)
         with capture_weights(model) as weights:
-            guesses = model(inputs)
+            model.encode(inputs)
         layers = [calls[0] for calls in weights.values()]
         names = self.pictures.classes
         results = {
@@ -451,7 +452,7 @@ class School:
         found = []
         for step in range(batches.steps_per_epoch):
             with capture_weights(model.eval()) as weights:
-                model(batches.part(step).tensors[0])
+                model.encode(batches.part(step).tensors[0])
             found.append([self.distance(model, calls[0]) for calls in weights.values()])
         layers = [torch.cat(layer) for layer in zip(*found, strict=True)]
         return torch.stack([reduce(x, "b heads -> heads", "mean") for x in layers])

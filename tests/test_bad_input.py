@@ -788,6 +788,25 @@ TABLE: list[Row] = [
         "padding_mask must be (2, 5), got shape (2, 7)",
     ),
     (
+        "EncoderLayer asked for no token",
+        lambda: book.EncoderLayer(12, 3, 7)(zeros(2, 5, 12), first=0),
+        ValueError,
+        "first must be a whole number from 1 on, got 0",
+    ),
+    (
+        "EncoderLayer asked for more tokens than there are",
+        lambda: book.EncoderLayer(12, 3, 7)(zeros(2, 5, 12), first=6),
+        ValueError,
+        "first must be at most 5, the tokens there are, and not be given if causal, "
+        "got 6 and causal=False",
+    ),
+    (
+        "Encoder asked for the first tokens of a causal sequence",
+        lambda: book.Encoder(12, 3, 7, 2)(zeros(2, 5, 12), causal=True, first=1),
+        ValueError,
+        "not be given if causal, got 1 and causal=True",
+    ),
+    (
         "DecoderLayer normed elsewhere",
         lambda: book.DecoderLayer(12, 3, 7, norm="none"),
         ValueError,

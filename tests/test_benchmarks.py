@@ -60,19 +60,19 @@ def test_rates_count_what_a_turn_does(clock):
 
 
 def test_short_work_is_repeated_within_a_turn(clock):
-    counted = clock.work(0.003)
+    counted = clock.work(0.0003)
     calls = []
 
     def ours():
         calls.append(None)
         counted()
 
-    pair = measuring.Pair(ours, clock.work(0.004))
-    found = measuring.compare(pair, budget=0.2)
-    # Five times four milliseconds make a turn of twenty, and five such pairs fit.
-    assert found["pairs"] == 5
-    assert len(calls) == 1 + 5 * 5
-    assert found["our_milliseconds"] == 3.0
+    pair = measuring.Pair(ours, clock.work(0.0004))
+    found = measuring.compare(pair, budget=0.028)
+    # Five times 0.4 milliseconds make a turn of two, and seven such pairs fit.
+    assert found["pairs"] == 7
+    assert len(calls) == 1 + 5 * 7
+    assert found["our_milliseconds"] == 0.3
 
 
 def test_different_work_is_not_timed():

@@ -169,12 +169,19 @@ def test_a_vision_transformer_is_heard_in_every_layer(pool: Any) -> None:
     model = VisionTransformer((4, 6), 2, pool=pool, **sizes, **DOUBLE)
     x = torch.randn(5, 1, 4, 6, **DOUBLE)
     with capture_weights(model) as weights:
+        tokens = model.encode(x)
         logits = model(x)
     n = 6 + (pool == "class")
     assert list(weights) == [f"encoder.layers.{i}.attention" for i in range(3)]
-    for (layer,) in weights.values():
-        assert layer.shape == (5, 2, n, n)
-        assert_same(layer.sum(dim=-1), torch.ones(5, 2, n, **DOUBLE))
+    for whole, _ in weights.values():
+        assert whole.shape == (5, 2, n, n)
+        assert_same(whole.sum(dim=-1), torch.ones(5, 2, n, **DOUBLE))
+    for whole, again in list(weights.values())[:-1]:
+        assert_same(again, whole)
+    # For the logits, only what the head sees has to ask in the last layer.
+    whole, asked = weights["encoder.layers.2.attention"]
+    assert_same(asked, whole[:, :, :1] if pool == "class" else whole)
+    assert_same(model.encode(x), tokens)
     assert_same(model(x), logits)
 
 
@@ -308,7 +315,7 @@ def test_attention_distance_is_set_by_the_weights_not_by_the_depth() -> None:
 
     def distances() -> Tensor:
         with torch.no_grad(), capture_weights(model) as weights:
-            model(pictures)
+            model.encode(pictures)
         layers = torch.stack([calls[0] for calls in weights.values()])
         return attention_distance(layers, model.grid, patch=4).mean(dim=1)
 

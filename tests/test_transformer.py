@@ -209,6 +209,38 @@ def test_encoder_layer_matches_pytorch(norm, activation, masked):
     assert_same(ours(x, **our_masks), theirs(x, **their_masks), [x])
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("masked", ["no", "mask", "row", "padding", "bias"])
+@pytest.mark.parametrize("first", [1, 3])
+def test_tokens_that_are_not_asked_for_need_not_be_computed(norm, masked, first):
+    """The first tokens of an encoder and all gradients are PyTorch's."""
+    layer = nn.TransformerEncoderLayer(
+        D, H, HIDDEN, 0.0, batch_first=True, norm_first=norm == "pre", dtype=F64
+    )
+    theirs = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+    ours = Encoder(D, H, HIDDEN, 2, norm=norm, final_norm=False, dtype=F64)
+    for their_layer, our_layer in zip(theirs.layers, ours.layers, strict=True):
+        copy_layer(their_layer, our_layer)
+    x, real = randn(B, T, D), padding_mask(torch.tensor([T, 3]))
+    seen, bias = torch.rand(T, T) > 0.3, torch.randn(T, T, dtype=F64)
+    seen[:, 0] = True
+    our_masks, their_masks = {
+        "no": ({}, {}),
+        "mask": ({"mask": seen}, {"mask": ~seen}),
+        "row": ({"mask": seen[1:2]}, {"mask": ~seen[1:2].expand(T, T)}),
+        "padding": ({"padding_mask": real}, {"src_key_padding_mask": ~real}),
+        "bias": ({"bias": bias}, {"mask": bias}),
+    }[masked]
+    found, expected = ours(x, **our_masks, first=first), theirs(x, **their_masks)
+    assert_same(found, expected[:, :first], [x])
+    sizes = []
+    with ours.layers[1].feed_forward.register_forward_hook(
+        lambda *call: sizes.append(call[-1].shape)
+    ):
+        ours(x, first=first)
+    assert sizes == [(B, first, D)]
+
+
 @pytest.mark.parametrize(("norm", "activation"), SETTINGS)
 def test_decoder_layer_matches_pytorch(norm, activation):
     ours = DecoderLayer(D, H, HIDDEN, norm=norm, activation=activation, dtype=F64)

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from measuring import Pair, compare, difference, forward
+from measuring import Pair, compare, difference, forward, with_backward
 from torch import Tensor, nn
 
 from transformers_hw import MultiHeadAttention
 from transformers_hw.attention import attention
+from transformers_hw.attention_as_convolution import attention_from_convolution
 
 
 def measure(budget: float) -> list[dict[str, Any]]:
@@ -26,24 +27,41 @@ def measure(budget: float) -> list[dict[str, Any]]:
     return found
 
 
-def _packed(dim: int, length: int, batch: int) -> Callable[[], Pair]:
+class _Packed(nn.Module):
+    """Put the weights of three projections together at each call."""
+
+    def __init__(self, layer: MultiHeadAttention) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        projections = (layer.query_proj, layer.key_proj, layer.value_proj)
+        weight = torch.cat([p.weight for p in projections])
+        bias = torch.cat([p.bias for p in projections])
+        axes = "b n (three h d) -> three b h n d"
+        parts = F.linear(x, weight, bias)
+        heads = rearrange(parts, axes, three=3, h=layer.heads)
+        output, _ = attention(*heads)
+        return layer.output_proj(rearrange(output, "b h n d -> b n (h d)"))
+
+
+def _packed(dim: int, length: int, batch: int, *, train: bool) -> Callable[[], Pair]:
     def build() -> Pair:
         layer = MultiHeadAttention(dim, dim // 64)
         x = torch.randn(batch, length, dim)
-        projections = (layer.query_proj, layer.key_proj, layer.value_proj)
-
-        def packed(x: Tensor) -> Tensor:
-            weight = torch.cat([p.weight for p in projections])
-            bias = torch.cat([p.bias for p in projections])
-            axes = "b n (three h d) -> three b h n d"
-            parts = F.linear(x, weight, bias)
-            heads = rearrange(parts, axes, three=3, h=layer.heads)
-            output, _ = attention(*heads)
-            return layer.output_proj(rearrange(output, "b h n d -> b n (h d)"))
-
-        return Pair(forward(layer, x), forward(packed, x))
+        run = with_backward if train else forward
+        return Pair(run(layer, x), run(_Packed(layer), x))
 
     return build
+
+
+def _convolution() -> Pair:
+    convolution = nn.Conv2d(64, 64, 3, padding="same")
+    x = torch.randn(8, 64, 32, 32)
+    return Pair(
+        forward(attention_from_convolution(convolution), x), forward(convolution, x)
+    )
 
 
 def _without_checks() -> Pair:
@@ -71,12 +89,22 @@ WAYS = (
     (
         "one packed projection for query, key and value; dim 192, N 65, batch 32",
         "Three projections read as the formula does, and cross-attention needs them.",
-        _packed(192, 65, 32),
+        _packed(192, 65, 32, train=False),
     ),
     (
-        "the same; dim 768, N 197, batch 4",
+        "the same, with gradients",
+        "Hooks on a projection, and what takes its place, would be passed over unseen.",
+        _packed(192, 65, 32, train=True),
+    ),
+    (
+        "the same with gradients; dim 768, N 197, batch 4",
         "Packing at every call copies the weights, which are larger here.",
-        _packed(768, 197, 4),
+        _packed(768, 197, 4, train=True),
+    ),
+    (
+        "hard heads carried out by PyTorch's convolution; 3 × 3, 64 channels, 32 × 32",
+        "It would be the convolution again, where the book shows attention doing it.",
+        _convolution,
     ),
     (
         "attention without checks of its input; N 16, one sample",

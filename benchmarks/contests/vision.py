@@ -39,13 +39,21 @@ def rows() -> Iterator[Row]:
 
 
 def forward_flops(sizes: Sizes) -> float:
-    """Count the operations of a forward pass, a multiplication and addition as two."""
+    """Count the operations of a forward pass, a multiplication and addition as two.
+
+    In the last layer all tokens have keys and values, and only the class token asks.
+    """
     picture, patch, dim, depth, _, hidden, batch = sizes
     cells = (picture // patch) ** 2
     tokens = cells + 1
-    layer = 4 * tokens * dim**2 + 2 * tokens * dim * hidden + 2 * tokens**2 * dim
+
+    def layer(asking: int) -> int:
+        by_token = 2 * dim**2 + 2 * dim * hidden + 2 * tokens * dim
+        return 2 * tokens * dim**2 + asking * by_token
+
+    layers = (depth - 1) * layer(tokens) + layer(1)
     patches = cells * 3 * patch**2 * dim
-    return 2.0 * batch * (depth * layer + patches + dim * CLASSES)
+    return 2.0 * batch * (layers + patches + dim * CLASSES)
 
 
 def _models(peer: str, sizes: Sizes, mode: str) -> Callable[[], Pair]:

@@ -110,16 +110,15 @@ def check_below(name: str, ids: Tensor, count: int) -> None:
 
 def check_axes(name: str, x: Tensor, *axes: str | int) -> None:
     """Refuse a tensor without these axes."""
-    more = axes[:1] == ("...",)
-    wanted = axes[1:] if more else axes
-    shape = x.shape[x.dim() - len(wanted) :] if more else x.shape
-    if (
-        x.dim() < len(wanted)
-        or len(shape) != len(wanted)
-        or any(
-            isinstance(w, int) and w != s for w, s in zip(wanted, shape, strict=True)
-        )
-    ):
+    wanted, shape = axes, x.shape
+    if axes[0] == "...":
+        wanted = axes[1:]
+        shape = shape[len(shape) - len(wanted) :]
+    fits = len(shape) == len(wanted)
+    for axis, size in zip(wanted, shape, strict=False):
+        if axis != size and not isinstance(axis, str):
+            fits = False
+    if not fits:
         words = ", ".join(map(str, axes)) + ("," if len(axes) == 1 else "")
         raise ValueError(f"{name} must be ({words}), got shape {tuple(x.shape)}.")
 

@@ -15,6 +15,7 @@ forms $A$ and can return it, and PyTorch's fused kernel, which never stores $A$.
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -154,23 +155,10 @@ def attention_weights(
                 [0.3333, 0.3333, 0.3333]])
     """
     _check_query_and_key(query, key)
-    _check_mask_and_bias(mask, bias, (*query.shape[:-1], key.shape[-2]), least_axes=2)
-    beta = _beta(scale, width=query.shape[-1])
-    if causal:
-        mask = _causal_and(mask, query, key)
-    hard = beta == math.inf
-    # Products of half-precision rows overflow long before their softargmax does,
-    # and autocast would turn them into half precision again.
-    with torch.autocast(query.device.type, enabled=False):
-        if query.dtype in HALF_PRECISIONS:
-            query, key = query.float(), key.float()
-        rows = query if hard else beta * query
-        # Heads are views of wider rows, and copying them transposed is slow.
-        columns = rearrange(key.contiguous(), "... k d -> ... d k")
-        scores = rows @ columns
-        if mask is None and bias is None and not hard and _may_overwrite():
-            return torch.softmax(scores, dim=-1, out=scores)
-        return softargmax(scores, beta if hard else 1.0, mask=mask, bias=bias)
+    if mask is not None or bias is not None:
+        scores = (*query.shape[:-1], key.shape[-2])
+        _check_mask_and_bias(mask, bias, scores, least_axes=2)
+    return _weights(query, key, mask, bias, scale, causal=causal)
 
 
 def attention(
@@ -246,12 +234,13 @@ def attention(
     """
     _check_query_and_key(query, key)
     _check_value(value, key)
-    _check_mask_and_bias(mask, bias, (*query.shape[:-1], key.shape[-2]), least_axes=2)
+    if mask is not None or bias is not None:
+        scores = (*query.shape[:-1], key.shape[-2])
+        _check_mask_and_bias(mask, bias, scores, least_axes=2)
     check_dropout(dropout)
     if return_weights or scale == math.inf:
-        weights = attention_weights(
-            query, key, mask=mask, bias=bias, causal=causal, scale=scale
-        ).to(value.dtype)
+        weights = _weights(query, key, mask, bias, scale, causal=causal)
+        weights = weights.to(value.dtype)
         kept = F.dropout(weights, dropout) if dropout else weights
         return kept @ value, weights if return_weights else None
     # The kernel aligns the first query with the first key; for equal lengths,
@@ -341,6 +330,42 @@ def padding_mask(
     return positions < rearrange(lengths, "... -> ... 1")
 
 
+def _weights(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    scale: float | None,
+    *,
+    causal: bool,
+) -> Tensor:
+    beta = _beta(scale, width=query.shape[-1])
+    if causal:
+        mask = _causal_and(mask, query, key)
+    hard = beta == math.inf
+    # Products of half-precision rows overflow long before their softargmax does,
+    # and autocast would turn them into half precision again.
+    with _exactly(query.device.type):
+        if query.dtype in HALF_PRECISIONS:
+            query, key = query.float(), key.float()
+        # Heads are views of wider rows, which products would copy more slowly; a name
+        # for the copies would keep them longer than they are needed.
+        scores = (
+            (1.0 if hard else beta)
+            * query.contiguous()
+            @ rearrange(key.contiguous(), "... k d -> ... d k")
+        )
+        if mask is None and bias is None and not hard and _may_overwrite():
+            return torch.softmax(scores, dim=-1, out=scores)
+        return softargmax(scores, beta if hard else 1.0, mask=mask, bias=bias)
+
+
+def _exactly(device: str) -> AbstractContextManager[object]:
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
 def _may_overwrite() -> bool:
     """Say whether nothing asks again for a tensor that a function made itself.
 
@@ -369,12 +394,14 @@ def _beta(scale: float | None, *, width: int) -> float:
 def _check_query_and_key(query: Tensor, key: Tensor) -> None:
     check_float("query", query, "...", "q", "d")
     check_float("key", key, "...", "k", "d")
-    if query.shape[:-2] != key.shape[:-2] or query.shape[-1] != key.shape[-1]:
+    *batch, _, width = query.shape
+    *same, _, as_wide = key.shape
+    if batch != same or width != as_wide:
         raise ValueError(
             "query (..., q, d) and key (..., k, d) must agree in all but their "
             f"lengths, got {tuple(query.shape)} and {tuple(key.shape)}."
         )
-    if query.shape[-1] == 0:
+    if width == 0:
         raise ValueError(f"query must have a width, got shape {tuple(query.shape)}.")
     check_one_dtype(query=query, key=key)
 

@@ -310,12 +310,9 @@ class MultiHeadAttention(nn.Module):
         return (key, value) if cache is None else cache.append(key, value)
 
     def _check_inputs(self, query: Tensor, source: Tensor, contents: Tensor) -> None:
-        for name, x, width in (
-            ("query", query, self.query_proj.in_features),
-            ("context", source, self.key_proj.in_features),
-            ("values", contents, self.value_proj.in_features),
-        ):
-            check_float(name, x, "batch", "length", width)
+        check_float("query", query, "batch", "length", self.query_proj.in_features)
+        check_float("context", source, "batch", "length", self.key_proj.in_features)
+        check_float("values", contents, "batch", "length", self.value_proj.in_features)
         if not query.shape[0] == source.shape[0] == contents.shape[0]:
             raise ValueError(
                 "query, context and values must have one batch size, got "

@@ -40,6 +40,10 @@ def capture_weights(
     active are its draws others. What is compiled runs uncompiled. After the block,
     be it left by an error, nothing listens any more.
 
+    In the last layer of a
+    [`VisionTransformer`][transformers_hw.vision_transformer.VisionTransformer] only
+    the class token asks when the model is called; `model.encode` lets all tokens ask.
+
     Args:
         model: Any model that holds such a layer, or is one.
 

@@ -227,7 +227,9 @@ class VisionTransformer(nn.Module):
     [`transformer`][transformers_hw.transformer.Encoder] chapter: without a decoder
     or a causal mask, and, unlike the first Transformer, pre-norm and with GELU. The
     class token asks on behalf of the whole picture; what it has gathered after the
-    last normalisation is all the head sees.
+    last normalisation is all the head sees. So in the last layer only the class token
+    has to ask, which spares most of that layer's work: a call of the model does no
+    more, and `encode` computes every token.
 
     The class token and its position are two vectors of which only the sum matters:
     $x_\text{class} + p_0$. Both are kept, as `class_token` and `class_position`, so
@@ -407,12 +409,16 @@ class VisionTransformer(nn.Module):
                         nn.init.zeros_(projection.bias)
 
     def encode(
-        self, pictures: Float[Tensor, "b channels height width"]
+        self,
+        pictures: Float[Tensor, "b channels height width"],
+        *,
+        first: int | None = None,
     ) -> Float[Tensor, "b n dim"]:
         """Give every token as it leaves the encoder.
 
         Args:
             pictures: Pictures that the patch divides.
+            first: Give only so many, and compute no others in the last layer.
 
         Returns:
             The class token's, if there is one, then the patches', row by row.
@@ -420,12 +426,12 @@ class VisionTransformer(nn.Module):
         grid = self.positions(self.patch_embedding(pictures))
         tokens = rearrange(grid, "b rows columns d -> b (rows columns) d")
         if self.class_token is not None:
-            first = self.class_token
+            token = self.class_token
             if self.class_position is not None:
-                first = first + self.class_position
-            first = repeat(first.to(tokens), "d -> b 1 d", b=tokens.shape[0])
-            tokens = torch.cat([first, tokens], dim=1)
-        return self.encoder(self.dropout(tokens))
+                token = token + self.class_position
+            token = repeat(token.to(tokens), "d -> b 1 d", b=tokens.shape[0])
+            tokens = torch.cat([token, tokens], dim=1)
+        return self.encoder(self.dropout(tokens), first=first)
 
     def features(
         self, pictures: Float[Tensor, "b channels height width"]
@@ -439,9 +445,10 @@ class VisionTransformer(nn.Module):
             The class token, or the mean of the patches' tokens, after the encoder's
             final normalisation.
         """
-        tokens = self.encode(pictures)
         if self.pool == "class":
-            return tokens[:, 0]
+            # No other token of the last layer is read, so no other asks there.
+            return self.encode(pictures, first=1)[:, 0]
+        tokens = self.encode(pictures)
         patches = tokens if self.class_token is None else tokens[:, 1:]
         return reduce(patches, "b n d -> b d", "mean")
 

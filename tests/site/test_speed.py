@@ -50,6 +50,7 @@ MEASURED = {
     "versions": {"python": "3.11.7", "torch": "2.15.0"},
     "gemm_gigaflops": {"float32": 186.3},
     "gemm_shares": [{"what": "ViT-B/16", "share": 0.714, "gigaflops": 133.0}],
+    "noise": [0.991, 1.012, 1.0],
     "rows": [
         row("Layers", "N 64 | causal", 0.5),
         row("Layers", "N 64 | causal", 0.9996, peer="timm", upper_quartile=1.3),
@@ -190,6 +191,7 @@ def test_rows_below_1_are_counted_and_listed(speed: str) -> None:
     text = text_of(speed)
     assert "3 of 5 rows are at or above 1.00. The lowest is 0.500: Layers, N 64" in text
     assert "2 rows of 5 are below 1.00; in 1 of them, so is the upper quartile." in text
+    assert "1 of them are no lower than a layer timed against itself." in text
     below = tables(speed, "Where ours is slower")
     assert [line[1].split()[0] for line in below[1:]] == ["0.500", "0.999"]
     assert below[1][0] == "Layers: N 64 | causal"
@@ -338,6 +340,8 @@ def test_without_a_record_the_page_says_that_nothing_was_measured(
         ("{", "is not JSON: Expecting property name"),
         ("[]", "an object is wanted, not []"),
         (changed("rows", []), "rows: at least one is wanted"),
+        (changed("noise", []), "noise: a list of one ratio or more is wanted"),
+        (changed("noise", [1.0, 0]), "noise: a list of one ratio or more is wanted"),
         (
             changed("rows.1.ratio", ...),
             "rows[1].ratio is missing; above zero is wanted",

@@ -122,10 +122,21 @@ def summary(record: Record, book: Book, here: str) -> str:
     return (
         f"**{counted(record.rows)}.** The lowest is {ratio(lowest.ratio)}: "
         f"{lowest.group}, {named(lowest)}. {devices(record.rows)}\n\n"
+        f"{of_noise(record.noise)}\n\n"
         f"Measured on {day(record.date)} by `{record.command}` in {took}, {taken} "
         f"pairs of turns a row, on {machine['processor']}, {machine['system']}, "
         f"{amount(machine['cores'], 'core')}, {amount(machine['threads'], 'thread')}; "
         f"{versions} ([record]({link(here, f'{FIGURES}/record.json')})).\n{{ .made }}"
+    )
+
+
+def of_noise(ratios: list[float]) -> str:
+    """Say what a layer against itself gave."""
+    if len(ratios) == 1:
+        return f"A layer timed against itself gave the ratio {ratio(ratios[0])}."
+    return (
+        f"A layer timed against itself {len(ratios)} times gave ratios from "
+        f"{ratio(min(ratios))} to {ratio(max(ratios))}: so much is noise."
     )
 
 
@@ -200,6 +211,7 @@ def slower(record: Record, book: Book, here: str) -> str:
         return "No row is below 1.00."
     head = ["What", "Ratio (quartiles)", "Against", "Mode"]
     surely = sum(row.upper_quartile < 1 for row in below)
+    within = sum(row.ratio >= min(record.noise) for row in below)
     lines = [
         [f"{row.group}: {row.what}", spread(row), row.peer, row.setting]
         for row in below
@@ -207,7 +219,8 @@ def slower(record: Record, book: Book, here: str) -> str:
     return (
         f"{amount(len(below), 'row')} of {len(record.rows)} "
         f"{'is' if len(below) == 1 else 'are'} below 1.00; in {surely} of them, so is "
-        "the upper quartile.\n\n" + dense(table(head, "lrll", lines))
+        f"the upper quartile. {within} of them are no lower than a layer timed against "
+        "itself.\n\n" + dense(table(head, "lrll", lines))
     )
 
 

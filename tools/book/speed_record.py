@@ -57,6 +57,14 @@ WHOLE = {
     "versions": TABLE,
     "gemm_gigaflops": TABLE,
     "gemm_shares": TABLES,
+    "noise": (
+        "a list of one ratio or more",
+        lambda value: (
+            isinstance(value, list)
+            and len(value) > 0
+            and all(_is_number(one) and one > 0 for one in value)
+        ),
+    ),
     "rows": TABLES,
     "growth": TABLES,
     "left_out": TABLES,
@@ -157,6 +165,7 @@ class Record:
     versions: dict[str, str]
     gemm_gigaflops: dict[str, float]
     gemm_shares: list[Share]
+    noise: list[float]
     rows: list[Row]
     growth: list[Growth]
     left_out: list[LeftOut]

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from transformers_hw._checks import check_choice
+from transformers_hw._checks import check_choice, check_sizes
 from transformers_hw.multi_head_attention import KeyValueCache, MultiHeadAttention
 from transformers_hw.transformer.parts import Activation, FeedForward, LayerNorm
 
@@ -80,14 +80,42 @@ class EncoderLayer(nn.Module):
         padding_mask: Bool[Tensor, "b n"] | None = None,
         bias: Float[Tensor, "*#b_h #n #n"] | None = None,
         causal: bool = False,
-    ) -> Float[Tensor, "b n d"]:
-        """Transform a sequence; the options are those of `MultiHeadAttention`."""
+        first: int | None = None,
+    ) -> Float[Tensor, "b m d"]:
+        """Transform a sequence; the masks are those of `MultiHeadAttention`.
+
+        Args:
+            x: The tokens.
+            mask: Which tokens may see which.
+            padding_mask: Which tokens are real.
+            bias: Added to the scores.
+            causal: Whether later tokens are hidden from earlier ones.
+            first: Give only so many tokens, the first: only these ask, while all
+                are looked at. All by default.
+
+        Returns:
+            The transformed tokens that were asked for.
+
+        Raises:
+            ValueError: If `first` is not a number of tokens, or is given together
+                with `causal`, which aligns the last of those who ask with the last
+                token.
+        """
+        if first is not None:
+            check_sizes(first=first)
+            if first > x.shape[1] or causal:
+                raise ValueError(
+                    f"first must be at most {x.shape[1]}, the tokens there are, and "
+                    f"not be given if causal, got {first} and causal={causal}."
+                )
+            # A mask of one row is for all who ask.
+            mask, bias = (m if m is None else m[..., :first, :] for m in (mask, bias))
 
         def attend(x: Tensor) -> Tensor:
-            masks = {"mask": mask, "padding_mask": padding_mask}
-            return self.attention(x, **masks, bias=bias, causal=causal)[0]
+            masks = {"mask": mask, "padding_mask": padding_mask, "bias": bias}
+            return self.attention(_first(x, first), x, **masks, causal=causal)[0]
 
-        x = _residual(self, x, attend, self.attention_norm)
+        x = _residual(self, x, attend, self.attention_norm, first)
         return _residual(self, x, self.feed_forward, self.feed_forward_norm)
 
 
@@ -196,7 +224,12 @@ def _residual(
     x: Tensor,
     sublayer: Callable[[Tensor], Tensor],
     norm: LayerNorm,
+    first: int | None = None,
 ) -> Tensor:
     if layer.norm == "pre":
-        return x + layer.dropout(sublayer(norm(x)))
-    return norm(x + layer.dropout(sublayer(x)))
+        return _first(x, first) + layer.dropout(sublayer(norm(x)))
+    return norm(_first(x, first) + layer.dropout(sublayer(x)))
+
+
+def _first(x: Tensor, first: int | None) -> Tensor:
+    return x if first is None else x[:, :first]

@@ -82,11 +82,18 @@ class Encoder(nn.Module):
         padding_mask: Bool[Tensor, "b n"] | None = None,
         bias: Float[Tensor, "*#b_h #n #n"] | None = None,
         causal: bool = False,
-    ) -> Float[Tensor, "b n d"]:
-        """Transform a sequence; the options are those of `MultiHeadAttention`."""
-        for layer in self.layers:
-            x = layer(x, mask=mask, padding_mask=padding_mask, bias=bias, causal=causal)
-        return self.final_norm(x)
+        first: int | None = None,
+    ) -> Float[Tensor, "b m d"]:
+        """Transform a sequence; the options are those of `EncoderLayer`.
+
+        With `first`, all layers but the last give all tokens: the next one looks at
+        them. Of the last layer only those that are asked for are computed.
+        """
+        masks = {"mask": mask, "padding_mask": padding_mask, "bias": bias}
+        *others, last = self.layers
+        for layer in others:
+            x = layer(x, **masks, causal=causal)
+        return self.final_norm(last(x, **masks, causal=causal, first=first))
 
 
 class DecoderCache:
