@@ -8,6 +8,7 @@ Every comparison runs in a process of its own, ours and the peer's in turns. A s
 process measures the memory. `docs/speed.md` shows what `benchmarks/record.json` holds.
 """
 
+import copy
 import itertools
 import json
 import os
@@ -83,7 +84,8 @@ class Config:
         quick: Only some rows, for less long; no record is written.
         only: Only groups whose name begins like this; no record is written.
         threads: Number of threads that PyTorch may use.
-        budget: Seconds to spend on each row; four, or one in a quick run.
+        budget: Seconds to spend on each row; 2.5, or one in a quick run.
+        set_ups: How often to make contenders anew; thrice, or once in a quick run.
         contest: Time rows of this module, and print what is found (for the processes
             that are made here).
         rows: Which of them, by number.
@@ -95,6 +97,7 @@ class Config:
     only: str = ""
     threads: int = 2
     budget: float | None = None
+    set_ups: int | None = None
     contest: str = ""
     rows: tuple[int, ...] = ()
     memory: bool = False
@@ -110,16 +113,13 @@ def rows_of(contest: str) -> list[Row]:
     return rows
 
 
-def time_row(row: Row, budget: float) -> dict[str, Any]:
+def time_row(row: Row, config: Config) -> dict[str, Any]:
     """Compare the results of a row's contenders, then their times."""
-    pair = row.set_up()
     try:
-        apart = difference(pair)
+        apart = difference(row.set_up())
     except DifferentWorkError as error:
         raise SystemExit(f"{row.group}, {row.what}, {row.peer}: {error}") from error
-    for work in (pair.ours, pair.theirs):
-        work()
-    found = compare(pair, budget=budget)
+    found = compare(row.set_up, budget=config.budget, set_ups=config.set_ups)
     apart = None if apart is None else significant(apart, 2)
     return {"largest_difference": apart, **found}
 
@@ -145,6 +145,7 @@ def in_process(
     """
     command = [sys.executable, str(HERE / "run.py"), *options]
     command += ["--threads", str(config.threads), "--budget", str(config.budget)]
+    command += ["--set-ups", str(config.set_ups)]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     environment["HF_HUB_OFFLINE"] = environment["TRANSFORMERS_OFFLINE"] = "1"
     if memory:
@@ -172,7 +173,7 @@ def measure_here(config: Config) -> Iterator[dict[str, Any]]:
     known = rows_of(config.contest) if config.contest else []
     for number in config.rows:
         row = known[number]
-        yield memory_of_row(row) if config.memory else time_row(row, config.budget)
+        yield memory_of_row(row) if config.memory else time_row(row, config)
 
 
 def shares(rate: float) -> list[dict[str, Any]]:
@@ -198,17 +199,22 @@ def shares(rate: float) -> list[dict[str, Any]]:
 def noise(budget: float) -> list[float]:
     """Time a layer against itself, several times over: the ratios say what noise is."""
     layer = EncoderLayer(192, 3, 768, activation="gelu")
-    work = forward(layer, torch.randn(32, 65, 192))
-    work()
-    pair = Pair(work, work)
-    return [compare(pair, budget=budget)["ratio"] for _ in range(8)]
+
+    def build() -> Pair:
+        layers = [copy.deepcopy(layer) for _ in range(2)]
+        x = torch.randn(32, 65, 192)
+        return Pair(*(forward(one, x) for one in layers))
+
+    return [compare(build, budget=budget)["ratio"] for _ in range(8)]
 
 
 def main(config: Config) -> None:
     """Measure everything that is asked for."""
     torch.set_num_threads(config.threads)
     if config.budget is None:
-        config = replace(config, budget=1.0 if config.quick else 4.0)
+        config = replace(config, budget=1.0 if config.quick else 2.5)
+    if config.set_ups is None:
+        config = replace(config, set_ups=1 if config.quick else 3)
     if config.contest or config.axis:
         if not config.memory:
             # Else page faults decide: whose freed memory the system happened to take.

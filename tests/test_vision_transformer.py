@@ -467,6 +467,9 @@ def test_the_head_sees_the_normalised_class_token_and_nothing_else() -> None:
     last = model.encoder.layers[-1]
     with last.register_forward_hook(lambda *call: leaving.append(call[-1])):
         logits = model(x)
+    # Nobody reads the other tokens of the last layer, so they are not computed.
+    assert leaving[0].shape == (3, 1, 12)
+    assert_same(logits, model.head(model.encode(x)[:, 0]))
     token = leaving[0][:, 0]
     centred = token - token.mean(dim=-1, keepdim=True)
     scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()

@@ -19,9 +19,8 @@ def measure(budget: float) -> list[dict[str, Any]]:
     found = []
     for what, why, build in WAYS:
         torch.manual_seed(0)
-        pair = build()
-        difference(pair)
-        result = compare(pair, budget=budget)
+        difference(build())
+        result = compare(build, budget=budget)
         gain = round(1.0 / result["ratio"], 3)
         found.append({"what": what, "gain": gain, "why": why})
     return found
