@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers_hw import MultiHeadAttention
 from transformers_hw.attention import attention
 from transformers_hw.attention_as_convolution import attention_from_convolution
+from transformers_hw.transformer import EncoderLayer
 
 
 def measure(budget: float) -> list[dict[str, Any]]:
@@ -63,6 +64,17 @@ def _convolution() -> Pair:
     )
 
 
+def _in_place() -> Pair:
+    layer = EncoderLayer(192, 4, 768, activation="gelu")
+    x = torch.randn(32, 65, 192)
+
+    def in_place(x: Tensor) -> Tensor:
+        x = layer.attention(layer.attention_norm(x))[0].add_(x)
+        return layer.feed_forward(layer.feed_forward_norm(x)).add_(x)
+
+    return Pair(forward(layer, x), forward(in_place, x))
+
+
 def _without_checks() -> Pair:
     shape = (1, 3, 16, 64)
     q, k, v = (torch.randn(shape) for _ in range(3))
@@ -104,6 +116,11 @@ WAYS = (
         "hard heads carried out by PyTorch's convolution; 3 × 3, 64 channels, 32 × 32",
         "It would be the convolution again, where the book shows attention doing it.",
         _convolution,
+    ),
+    (
+        "residuals added in place; encoder layer, dim 192, 4 heads, N 65, batch 32",
+        "What a hook was given, a sublayer's output, would change behind its back.",
+        _in_place,
     ),
     (
         "attention without checks of its input; N 16, one sample",
