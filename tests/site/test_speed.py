@@ -191,7 +191,7 @@ def test_rows_below_1_are_counted_and_listed(speed: str) -> None:
     text = text_of(speed)
     assert "3 of 5 rows are at or above 1.00. The lowest is 0.500: Layers, N 64" in text
     assert "2 rows of 5 are below 1.00; in 1 of them, so is the upper quartile." in text
-    assert "1 of them are no lower than a layer timed against itself." in text
+    assert "1 is no lower than a layer timed against itself." in text
     below = tables(speed, "Where ours is slower")
     assert [line[1].split()[0] for line in below[1:]] == ["0.500", "0.999"]
     assert below[1][0] == "Layers: N 64 | causal"

@@ -136,7 +136,7 @@ def of_noise(ratios: list[float]) -> str:
         return f"A layer timed against itself gave the ratio {ratio(ratios[0])}."
     return (
         f"A layer timed against itself {len(ratios)} times gave ratios from "
-        f"{ratio(min(ratios))} to {ratio(max(ratios))}: so much is noise."
+        f"{ratio(min(ratios))} to {ratio(max(ratios))}: at least so much is noise."
     )
 
 
@@ -219,8 +219,8 @@ def slower(record: Record, book: Book, here: str) -> str:
     return (
         f"{amount(len(below), 'row')} of {len(record.rows)} "
         f"{'is' if len(below) == 1 else 'are'} below 1.00; in {surely} of them, so is "
-        f"the upper quartile. {within} of them are no lower than a layer timed against "
-        "itself.\n\n" + dense(table(head, "lrll", lines))
+        f"the upper quartile. {within} {'is' if within == 1 else 'are'} no lower than "
+        "a layer timed against itself.\n\n" + dense(table(head, "lrll", lines))
     )
 
 
