@@ -1,9 +1,9 @@
-r"""Multi-head attention: several attentions side by side, each in its own space.
+r"""Multi-head attention: several attentions side by side, each in a subspace.
 
 $$
 \operatorname{MultiHead}(X, C) = [H_1 \; \cdots \; H_h]\, W_o,
 \qquad
-H_i = \operatorname{softargmax}\!\left(\frac{X W_q^{(i)} (C W_k^{(i)})^\top}
+H_i = \operatorname{softmax}\!\left(\frac{X W_q^{(i)} (C W_k^{(i)})^\top}
 {\sqrt{d_k}}\right) C W_v^{(i)}
 $$
 
@@ -11,22 +11,20 @@ The queries come from $X$, the keys and values from the context $C$: with
 $C = X$ this is self-attention, otherwise cross-attention.
 """
 
+import warnings
 from collections.abc import Collection
+from functools import partial
+from typing import Any, Literal, overload
 
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transformers_hw._checks import (
-    check_axes,
-    check_beta,
-    check_dropout,
-    check_float,
-    check_mask,
-    check_sizes,
-)
-from transformers_hw.attention import attention
+from transformers_hw._engine.arguments import check_dropout, check_scale, check_sizes
+from transformers_hw._engine.kernels import intersect
+from transformers_hw._engine.shapes import check_shape, checked
+from transformers_hw.attention import dot_product_attention
 
 PROJECTIONS = ("query", "key", "value", "output")
 
@@ -34,19 +32,18 @@ PROJECTIONS = ("query", "key", "value", "output")
 class KeyValueCache:
     r"""Keys and values of the tokens so far, so that a new token costs one row.
 
-    The caller makes one per layer and passes it at each step; the layer appends
-    to it and keeps nothing itself. Space is doubled when it runs out, so that
-    $n$ steps copy $O(n)$ rows altogether. It is meant for decoding, without
-    gradients.
+    The caller makes one per layer and passes it at each step; the layer appends to it
+    and keeps nothing itself. The buffer doubles when it is full, so that $n$ steps
+    copy $O(n)$ rows in all. It is meant for decoding, without gradients.
 
     Examples:
         >>> layer = MultiHeadAttention(8, 2).eval()
         >>> tokens = torch.randn(1, 5, 8)
         >>> cache = KeyValueCache()
         >>> with torch.no_grad():
-        ...     whole, _ = layer(tokens, causal=True)
+        ...     whole = layer(tokens, causal=True)
         ...     steps = [
-        ...         layer(tokens[:, i : i + 1], causal=True, cache=cache)[0]
+        ...         layer(tokens[:, i : i + 1], causal=True, cache=cache)
         ...         for i in range(5)
         ...     ]
         >>> torch.allclose(torch.cat(steps, dim=1), whole, atol=1e-6)
@@ -63,7 +60,7 @@ class KeyValueCache:
     def append(
         self, key: Float[Tensor, "b h n d"], value: Float[Tensor, "b h n v"]
     ) -> tuple[Float[Tensor, "b h k d"], Float[Tensor, "b h k v"]]:
-        """Store new keys and values, and give all stored so far.
+        """Append new keys and values, and return all stored so far.
 
         Raises:
             ValueError: If batch or heads differ from what is stored.
@@ -74,7 +71,7 @@ class KeyValueCache:
         return self.read()
 
     def read(self) -> tuple[Float[Tensor, "b h k d"], Float[Tensor, "b h k v"]]:
-        """Give all stored keys and values.
+        """Return all stored keys and values.
 
         Raises:
             ValueError: If nothing is stored yet.
@@ -84,7 +81,7 @@ class KeyValueCache:
         return self._key[:, :, : self.length], self._value[:, :, : self.length]
 
     def select(self, rows: Int[Tensor, " chosen"]) -> None:
-        """Keep these rows of the batch, in this order; beam search repeats some."""
+        """Reorder the batch; beam search repeats some rows and drops others."""
         if self._key is not None and self._value is not None:
             self._key, self._value = self._key[rows], self._value[rows]
 
@@ -108,34 +105,33 @@ class KeyValueCache:
 class MultiHeadAttention(nn.Module):
     r"""Project, attend in each head, concatenate, project back.
 
-    With the usual widths ($d_k = d_v = d/h$) the number of parameters is
-    $4d^2$ (and $4d$ biases) for any number of heads: heads share the width out,
-    they do not multiply it.
+    With the usual widths ($d_k = d_v = d/h$) there are $4d^2$ parameters (and $4d$
+    biases) for any number of heads: the heads divide the width among themselves.
 
     Args:
         dim: Width $d$ of the queries' input, and of the output.
         heads: Number of heads $h$.
-        context_dim: Width of the context, where keys come from; `dim` by default.
-        values_dim: Width of what values come from, if it is not the context.
-        head_dim: $d_k$, width of a head's queries and keys; `dim / heads` by
-            default, which must then be whole.
-        value_head_dim: $d_v$, width of a head's values; $d_k$ by default.
+        context_dim: Width of the context that keys come from; `dim` by default.
+        values_dim: Width of the input of the values, if it is not the context.
+        head_dim: $d_k$, the width of a head's queries and keys; `dim / heads` by
+            default.
+        value_head_dim: $d_v$, the width of a head's values; $d_k$ by default.
         output_dim: Width of the output, if not `dim`.
         bias: Whether the projections have biases: all, none, or those named
             among `"query"`, `"key"`, `"value"`, `"output"`.
         scale: $\beta$ in place of $1/\sqrt{d_k}$; `math.inf` is hard attention.
         dropout: Probability of dropping a weight in training.
-        device: Where to put the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Raises:
-        ValueError: If a width or number is not valid, or `dim` cannot be shared
-            out among the heads.
+        ValueError: If a number is out of range, or `heads` does not divide `dim` and
+            `head_dim` is not given.
 
     Examples:
         >>> layer = MultiHeadAttention(12, heads=3)
         >>> x, context = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
-        >>> layer(x)[0].shape
+        >>> layer(x).shape
         torch.Size([2, 5, 12])
         >>> _, weights = layer(x, context, return_weights=True)
         >>> weights.shape
@@ -146,6 +142,7 @@ class MultiHeadAttention(nn.Module):
         ](https://arxiv.org/abs/1706.03762), section 3.2.2.
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -184,8 +181,9 @@ class MultiHeadAttention(nn.Module):
         )
         check_dropout(dropout)
         if scale is not None:
-            check_beta("scale", scale)
+            check_scale("scale", scale)
         with_bias = _named_projections(bias)
+        self.dim, self.context_dim, self.values_dim = dim, context_dim, values_dim
         self.heads = heads
         self.scale = scale
         self.dropout = dropout
@@ -201,7 +199,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights by Glorot's rule and set biases to zero."""
+        """Draw weights by Glorot's uniform rule and set biases to zero."""
         projections = (
             self.query_proj,
             self.key_proj,
@@ -213,11 +211,24 @@ class MultiHeadAttention(nn.Module):
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
 
+    @overload
+    def forward(
+        self, query: Tensor, *args: Any, return_weights: Literal[True], **_: Any
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
     def forward(
         self,
-        query: Float[Tensor, "b q d"],
-        context: Float[Tensor, "b k c"] | None = None,
-        values: Float[Tensor, "b k e"] | None = None,
+        query: Tensor,
+        *args: Any,
+        return_weights: Literal[False] = False,
+        **_: Any,
+    ) -> Tensor: ...
+    @checked
+    def forward(
+        self,
+        query: Float[Tensor, "b q {self.dim}"],
+        context: Float[Tensor, "b k {self.context_dim}"] | None = None,
+        values: Float[Tensor, "b k {self.values_dim}"] | None = None,
         *,
         mask: Bool[Tensor, "*#b_h #q #keys"] | None = None,
         padding_mask: Bool[Tensor, "b keys"] | None = None,
@@ -225,30 +236,34 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
-    ) -> tuple[Float[Tensor, "b q out"], Float[Tensor, "b heads q keys"] | None]:
+    ) -> (
+        Float[Tensor, "b q out"]
+        | tuple[Float[Tensor, "b q out"], Float[Tensor, "b heads q keys"]]
+    ):
         """Attend from `query` to `context`, or to itself.
 
         Args:
-            query: Where the queries come from.
-            context: Where the keys come from; `query` itself by default.
-            values: Where the values come from; the context by default.
+            query: Input of the queries.
+            context: Input of the keys; `query` itself by default.
+            values: Input of the values; the context by default.
             mask: Where `True`, that query may see that key: `(q, k)` for all,
                 `(b, 1, q, k)` by sample, `(b, heads, q, k)` by head as well.
             padding_mask: Where `True`, the key is a real token, as made by
-                [`padding_mask`][transformers_hw.attention.padding_mask]. What
-                stands in the other places has no influence, even if it is NaN.
-            bias: Added to the scaled scores, of a shape like the mask's or
+                [`padding_mask`][transformers_hw.attention.padding_mask]; PyTorch's
+                `key_padding_mask` is the opposite. Padding has no influence, even if
+                it is NaN.
+            bias: Numbers added to the scaled scores, of a shape like the mask's or
                 `(heads, q, k)`; relative positions enter here.
-            causal: Let a query see only keys up to its own position, the last
-                query standing at the last key.
-            cache: Without a context, the new keys and values are appended to
-                it, and the queries see all it holds; the masks then cover all
-                of that. With a context, the first call fills it, and later
-                calls skip the projections.
-            return_weights: Also give the weights of every head.
+            causal: Whether a query sees only keys up to its own position, where the
+                last query is aligned with the last key.
+            cache: Keys and values of earlier calls. Without a context, the new ones
+                are appended, and the queries see all; the masks then cover all. With
+                a context, the first call fills the cache, and later calls skip the
+                projections.
+            return_weights: Whether to return the weights of every head too.
 
         Returns:
-            The output, and the weights before dropout, or `None`.
+            The output; with `return_weights`, also the weights before dropout.
 
         Raises:
             TypeError: If an argument has the wrong type.
@@ -256,20 +271,20 @@ class MultiHeadAttention(nn.Module):
         """
         source = query if context is None else context
         contents = source if values is None else values
-        self._check_inputs(query, source, contents)
         stored = 0 if cache is None or context is not None else cache.length
         keys = stored + source.shape[1]
         if mask is not None:
             _check_mask(mask, (query.shape[0], self.heads, query.shape[1], keys))
         if padding_mask is not None:
-            check_mask("padding_mask", padding_mask, "a real token")
-            check_axes("padding_mask", padding_mask, query.shape[0], keys)
-            real = rearrange(padding_mask, "b k -> b 1 1 k")
-            mask = real if mask is None else mask & real
+            check_shape("padding_mask", padding_mask, query.shape[0], keys)
+            if cache is None:
+                _warn_if_all_is_padding(padding_mask)
+            mask = intersect(mask, rearrange(padding_mask, "b k -> b 1 1 k"))
         key, value = self._keys_and_values(
             source, contents, padding_mask, cache, fixed=context is not None
         )
-        output, weights = attention(
+        attend = partial(
+            dot_product_attention,
             self._split(self.query_proj(query)),
             key,
             value,
@@ -278,12 +293,17 @@ class MultiHeadAttention(nn.Module):
             causal=causal,
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
-            return_weights=return_weights,
         )
-        return self.output_proj(rearrange(output, "b h q v -> b q (h v)")), weights
+        if not return_weights:
+            return self.output_proj(self._join(attend()))
+        heads, weights = attend(return_weights=True)
+        return self.output_proj(self._join(heads)), weights
 
     def _split(self, x: Tensor) -> Tensor:
         return rearrange(x, "b n (h d) -> b h n d", h=self.heads)
+
+    def _join(self, x: Tensor) -> Tensor:
+        return rearrange(x, "b h n d -> b n (h d)")
 
     def _keys_and_values(
         self,
@@ -309,20 +329,19 @@ class MultiHeadAttention(nn.Module):
         value = self._split(self.value_proj(contents))
         return (key, value) if cache is None else cache.append(key, value)
 
-    def _check_inputs(self, query: Tensor, source: Tensor, contents: Tensor) -> None:
-        check_float("query", query, "batch", "length", self.query_proj.in_features)
-        check_float("context", source, "batch", "length", self.key_proj.in_features)
-        check_float("values", contents, "batch", "length", self.value_proj.in_features)
-        if not query.shape[0] == source.shape[0] == contents.shape[0]:
-            raise ValueError(
-                "query, context and values must have one batch size, got "
-                f"{len(query)}, {len(source)} and {len(contents)}."
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:  # type: ignore[override]
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if f"{prefix}in_proj_weight" in state_dict:
+            *_, errors = args
+            errors.append(
+                "These are weights of torch.nn.MultiheadAttention; "
+                "transformers_hw.pretrained.from_torch converts the module."
             )
-        if source.shape[1] != contents.shape[1]:
-            raise ValueError(
-                "context and values must have one length, got "
-                f"{source.shape[1]} and {contents.shape[1]}."
-            )
+
+    def extra_repr(self) -> str:
+        """Show the heads in `repr`."""
+        scale = "" if self.scale is None else f", scale={self.scale}"
+        return f"{self.dim}, heads={self.heads}, dropout={self.dropout}{scale}"
 
 
 def _named_projections(bias: bool | Collection[str]) -> Collection[str]:
@@ -336,11 +355,22 @@ def _named_projections(bias: bool | Collection[str]) -> Collection[str]:
 
 
 def _check_mask(mask: Tensor, scores: tuple[int, int, int, int]) -> None:
-    check_mask("mask", mask, "may see; numbers to add to the scores are a bias")
     aligned = zip(reversed(mask.shape), reversed(scores), strict=False)
     fits = all(size in (1, wanted) for size, wanted in aligned)
     if mask.dim() not in (2, 4) or not fits:
         raise ValueError(
             "mask must be (q, k) or (b, heads, q, k), where any may be 1: "
             f"{scores[2:]} or {scores}, got shape {tuple(mask.shape)}."
+        )
+
+
+def _warn_if_all_is_padding(padding_mask: Tensor) -> None:
+    if padding_mask.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    # In PyTorch's convention, the longest sequence of a batch is all False.
+    if not padding_mask.any(dim=1).all():
+        warnings.warn(
+            "padding_mask hides every token of a sequence. True marks a real token "
+            "here; in PyTorch's key_padding_mask it marks padding.",
+            stacklevel=4,
         )

@@ -1,9 +1,9 @@
 r"""Positional encodings: telling attention where a token stands.
 
-Attention alone is permutation equivariant: shuffle the tokens and the outputs
-are shuffled alike. A code per position breaks the tie. The codes
-$P \in \mathbb{R}^{n\times p}$ are added to the tokens, $X + P$, or concatenated
-with them, $[X \; P]$; relative positions enter the scores instead.
+Attention alone is permutation equivariant: if the tokens are shuffled, the outputs
+are shuffled the same way. A vector for each position tells the tokens apart. These
+vectors $P \in \mathbb{R}^{n\times p}$ are added to the tokens, $X + P$, or
+concatenated with them, $[X \; P]$. Relative positions enter the scores instead.
 """
 
 import math
@@ -15,25 +15,49 @@ from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transformers_hw._checks import (
+from transformers_hw._engine.arguments import (
     check_choice,
-    check_float,
     check_lengths,
     check_sizes,
 )
+from transformers_hw._engine.shapes import checked
 
 Combination = Literal["add", "concatenate"]
 Device = torch.device | str | None
 
 
-class PositionalEncoding(nn.Module):
-    r"""Join tokens with the codes of their positions.
+class _Encoding(nn.Module):
+    """Add embeddings to tokens, or concatenate them."""
 
-    The encodings below derive from it; each says what the codes are by defining
-    `codes`, and this class adds or concatenates them.
+    def __init__(self, dim: int, *, combine: Combination) -> None:
+        super().__init__()
+        check_sizes(dim=dim)
+        check_choice("combine", combine, ("add", "concatenate"))
+        self.dim = dim
+        self.combine: Combination = combine
+
+    def _combine(self, x: Tensor, embeddings: Tensor) -> Tensor:
+        embeddings = embeddings.to(x)
+        if self.combine == "concatenate":
+            return torch.cat([x, embeddings.expand(*x.shape[:-1], self.dim)], dim=-1)
+        if x.shape[-1] != self.dim:
+            raise ValueError(
+                f"tokens must be {self.dim} wide to add embeddings of that width, "
+                f"got shape {tuple(x.shape)}."
+            )
+        return x + embeddings
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, combine={self.combine!r}"
+
+
+class PositionalEncoding(_Encoding):
+    r"""Add or concatenate an embedding of its position to every token.
+
+    The base class of the encodings below. A subclass defines `embeddings`.
 
     Args:
-        dim: Width $p$ of a code.
+        dim: Width $p$ of an embedding.
         combine: `"add"` gives $X + P$, `"concatenate"` gives $[X \; P]$.
 
     Raises:
@@ -41,65 +65,57 @@ class PositionalEncoding(nn.Module):
     """
 
     def __init__(self, dim: int, *, combine: Combination = "add") -> None:
-        super().__init__()
-        check_sizes(dim=dim)
-        check_choice("combine", combine, ("add", "concatenate"))
-        self.dim = dim
-        self.combine: Combination = combine
+        super().__init__(dim, combine=combine)
 
-    def codes(
+    def embeddings(
         self, length: int, *, start: int = 0, device: Device = None
     ) -> Float[Tensor, "length p"]:
-        """Give the codes of the positions `start`, …, `start + length - 1`.
+        """Return the embeddings of the positions `start`, …, `start + length - 1`.
 
         Args:
-            length: How many positions.
-            start: The first of them.
-            device: Where to make the codes. A learnt table stays where it is.
+            length: Number of positions.
+            start: The first position.
+            device: Where to compute embeddings that a formula gives. A learned table
+                stays where it is.
 
         Returns:
-            The codes; those given by a formula are in float64, and rounded to
-            the tokens' type only when they are joined with them.
+            The embeddings. Those given by a formula are in float64, and are rounded
+            to the tokens' dtype only when they are combined with them.
         """
         raise TypeError(
-            f"{type(self).__name__} must define codes(length, *, start), "
+            f"{type(self).__name__} must define embeddings(length, *, start), "
             f"asked for {length} positions from {start}."
         )
 
+    @checked
     def forward(
         self, x: Float[Tensor, "*batch n d"], *, start: int = 0
-    ) -> Float[Tensor, "*batch n joined"]:
-        """Join tokens with their codes.
+    ) -> Float[Tensor, "*batch n combined"]:
+        """Combine tokens with the embeddings of their positions.
 
         Args:
             x: Tokens in order.
-            start: Position of the first of them, for sequences that arrive in
-                pieces.
+            start: Position of the first token, for sequences that arrive in pieces.
 
         Returns:
             As wide as `x` when adding, `dim` wider when concatenating.
         """
-        check_float("x", x, "...", "n", "d")
-        return _join(
-            x, self.codes(x.shape[-2], start=start, device=x.device), self.combine
+        return self._combine(
+            x, self.embeddings(x.shape[-2], start=start, device=x.device)
         )
-
-    def extra_repr(self) -> str:
-        """Show the width and the way of joining in `repr`."""
-        return f"{self.dim}, combine={self.combine!r}"
 
 
 class OneHotPositions(PositionalEncoding):
-    r"""Give each position an axis of its own: the rows of the identity $I_n$.
+    r"""Encode each position by its own axis: the rows of the identity $I_n$.
 
-    Codes are orthonormal, so a product of two of them tells equal from unequal,
-    which is what the constructions of
-    [`self_attention`][transformers_hw.self_attention] need. They cost a width of
-    $n$, and no position past the last has a code.
+    The embeddings are orthonormal, so the inner product of two of them tells equal
+    positions from different ones, which the constructions of
+    [`self_attention`][transformers_hw.self_attention] rely on. The price is a width of
+    $n$, and positions past the last have no embedding.
 
     Args:
-        length: Number of positions $n$, and the width of a code.
-        combine: How to join with the tokens.
+        length: Number of positions $n$, and the width of an embedding.
+        combine: How to combine with the tokens.
 
     Examples:
         >>> OneHotPositions(3)(torch.zeros(2, 1), start=1)
@@ -110,10 +126,10 @@ class OneHotPositions(PositionalEncoding):
     def __init__(self, length: int, *, combine: Combination = "concatenate") -> None:
         super().__init__(length, combine=combine)
 
-    def codes(
+    def embeddings(
         self, length: int, *, start: int = 0, device: Device = None
     ) -> Float[Tensor, "length p"]:
-        """Give rows `start`, …, `start + length - 1` of the identity."""
+        """Return rows `start`, …, `start + length - 1` of the identity."""
         _check_span(length, start, available=self.dim)
         identity = torch.eye(self.dim, dtype=_exact(device), device=device)
         return identity[start : start + length]
@@ -127,21 +143,21 @@ class SinusoidalPositions(PositionalEncoding):
     \qquad \omega_i = b^{-2i/p}, \quad i = 0, \dots, p/2 - 1
     $$
 
-    Wavelengths grow from $2\pi$ to $2\pi\, b^{1-2/p}$, which is short of
-    $2\pi b$. The product of two codes depends on their distance alone, and a
-    shift is a rotation: see `shift_matrix`. Nothing is learnt or stored, and
-    every position has a code.
+    Wavelengths grow from $2\pi$ to $2\pi\, b^{1-2/p}$, just short of $2\pi b$. The
+    inner product of two embeddings depends only on their distance, and a shift is a
+    rotation: see `shift_matrix`. Nothing is learned or stored, and every position has
+    an embedding.
 
     Args:
         dim: Width $p$, an even number.
         base: $b > 0$, which sets the longest wavelength.
-        combine: How to join with the tokens.
+        combine: How to combine with the tokens.
 
     Raises:
         ValueError: If `dim` is odd or not positive, or `base` is not positive.
 
     Examples:
-        >>> SinusoidalPositions(4).codes(2)
+        >>> SinusoidalPositions(4).embeddings(2)
         tensor([[0.0000, 1.0000, 0.0000, 1.0000],
                 [0.8415, 0.5403, 0.0100, 1.0000]], dtype=torch.float64)
 
@@ -161,14 +177,14 @@ class SinusoidalPositions(PositionalEncoding):
         self.base = base
 
     def frequencies(self, *, device: Device = None) -> Float[Tensor, " pairs"]:
-        r"""Give $\omega_0, \dots, \omega_{p/2-1}$."""
+        r"""Return $\omega_0, \dots, \omega_{p/2-1}$."""
         i = torch.arange(self.dim // 2, dtype=_exact(device), device=device)
         return self.base ** (-2.0 * i / self.dim)
 
-    def codes(
+    def embeddings(
         self, length: int, *, start: int = 0, device: Device = None
     ) -> Float[Tensor, "length p"]:
-        """Give the codes of the positions `start`, …, `start + length - 1`."""
+        """Return the embeddings of positions `start`, …, `start + length - 1`."""
         _check_span(length, start, available=None)
         omega = self.frequencies(device=device)
         at = torch.arange(start, start + length, dtype=omega.dtype, device=device)
@@ -176,7 +192,7 @@ class SinusoidalPositions(PositionalEncoding):
         return rearrange([angles.sin(), angles.cos()], "two n i -> n (i two)")
 
     def shift_matrix(self, offset: int) -> Float[Tensor, "p p"]:
-        r"""Give the matrix that moves every code by `offset` positions.
+        r"""Return the matrix that shifts every embedding by `offset` positions.
 
         $$
         P_{t+k}^\top = M_k P_t^\top, \qquad
@@ -186,8 +202,8 @@ class SinusoidalPositions(PositionalEncoding):
         \end{pmatrix}
         $$
 
-        $M_k$ depends on $k$ but not on $t$: the code of a shifted position is a
-        linear function of the code, though no code is linear in its position.
+        $M_k$ depends on $k$ but not on $t$: the embedding of a shifted position is a
+        linear function of the embedding, though no embedding is linear in $t$.
 
         Args:
             offset: $k$, of either sign.
@@ -197,7 +213,7 @@ class SinusoidalPositions(PositionalEncoding):
 
         Examples:
             >>> positions = SinusoidalPositions(6)
-            >>> table = positions.codes(10)
+            >>> table = positions.embeddings(10)
             >>> moved = table[:7] @ positions.shift_matrix(3).T
             >>> torch.allclose(moved, table[3:])
             True
@@ -209,22 +225,22 @@ class SinusoidalPositions(PositionalEncoding):
 
 
 class LearnedPositions(PositionalEncoding):
-    r"""Learn a vector for each position, up to a greatest length.
+    r"""Learn an embedding for each position, up to a maximum length.
 
-    A one-hot code followed by a linear map is the same thing, since
-    $I_n W = W$; and so a position that never occurred in training keeps the
-    random code it began with.
+    A one-hot encoding followed by a linear map is the same thing, since
+    $I_n W = W$. So a position that never occurred in training keeps the random
+    embedding it started with.
 
     Args:
         length: Number of positions.
-        dim: Width of a code.
-        combine: How to join with the tokens.
-        std: Standard deviation of the initial codes.
-        device: Where to put the table.
-        dtype: Type of the table.
+        dim: Width of an embedding.
+        combine: How to combine with the tokens.
+        std: Standard deviation of the initial embeddings.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Raises:
-        ValueError: If `length`, `dim` or `combine` is not valid.
+        ValueError: If `length` or `dim` is not positive.
 
     Examples:
         >>> LearnedPositions(7, 5)(torch.zeros(2, 3, 5)).shape
@@ -244,97 +260,106 @@ class LearnedPositions(PositionalEncoding):
         super().__init__(dim, combine=combine)
         check_sizes(length=length)
         self.std = std
-        self.table = nn.Parameter(torch.empty(length, dim, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(length, dim, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the codes anew."""
-        nn.init.trunc_normal_(self.table, std=self.std)
+        """Draw the embeddings anew."""
+        nn.init.trunc_normal_(self.weight, std=self.std)
 
-    def codes(
+    def embeddings(
         self, length: int, *, start: int = 0, device: Device = None
     ) -> Float[Tensor, "length p"]:
-        """Give the learnt codes of `start`, …, `start + length - 1`."""
-        _check_span(length, start, available=len(self.table))
-        return self.table[start : start + length]
+        """Return rows `start`, …, `start + length - 1` of the table."""
+        _check_span(length, start, available=len(self.weight))
+        return self.weight[start : start + length]
+
+    def extra_repr(self) -> str:
+        """Show the size of the table in `repr`."""
+        return f"{len(self.weight)}, {super().extra_repr()}"
 
 
-class SinusoidalPositions2D(nn.Module):
-    r"""Encode the row in one half of the code and the column in the other.
+class _GridEncoding(_Encoding):
+    """Combine a grid of tokens with the embeddings of its cells."""
+
+    def embeddings(
+        self, grid: tuple[int, int], *, device: Device = None
+    ) -> Float[Tensor, "rows columns p"]:
+        """Return the embeddings of a grid of `(rows, columns)`."""
+        raise TypeError(f"{type(self).__name__} must define embeddings(grid).")
+
+    @checked
+    def forward(
+        self, x: Float[Tensor, "*batch rows columns d"]
+    ) -> Float[Tensor, "*batch rows columns combined"]:
+        """Combine a grid of tokens with the embeddings of their cells."""
+        grid = (x.shape[-3], x.shape[-2])
+        return self._combine(x, self.embeddings(grid, device=x.device))
+
+
+class SinusoidalPositions2D(_GridEncoding):
+    r"""Encode the row in one half of the embedding and the column in the other.
 
     $$P_{(i,j)} = [\,S_i \; S_j\,]$$
 
-    with $S$ the code of
+    Here $S$ is a
     [`SinusoidalPositions`][transformers_hw.positional_encoding.SinusoidalPositions]
-    of width $p/2$. Products of codes are sums of a function of the row distance
-    and one of the column distance.
+    encoding of width $p/2$. The inner product of two embeddings is a function of the
+    row distance plus one of the column distance.
 
     Args:
         dim: Width $p$, divisible by four.
-        base: Sets the longest wavelength.
-        combine: How to join with the tokens.
+        base: Base $b$ of the frequencies, which sets the longest wavelength.
+        combine: How to combine with the tokens.
 
     Raises:
-        ValueError: If `dim` is not a positive multiple of four, or `base` not
+        ValueError: If `dim` is not a positive multiple of four, or `base` is not
             positive.
 
     Examples:
-        >>> SinusoidalPositions2D(8).codes((2, 3)).shape
+        >>> SinusoidalPositions2D(8).embeddings((2, 3)).shape
         torch.Size([2, 3, 8])
     """
 
     def __init__(
         self, dim: int, *, base: float = 10_000.0, combine: Combination = "add"
     ) -> None:
-        super().__init__()
-        if dim < 4 or dim % 4:
+        super().__init__(dim, combine=combine)
+        if dim % 4:
             raise ValueError(f"dim must be a positive multiple of 4, got {dim}.")
-        self.axis = SinusoidalPositions(dim // 2, base=base, combine=combine)
+        self.axis = SinusoidalPositions(dim // 2, base=base)
 
-    def codes(
+    def embeddings(
         self, grid: tuple[int, int], *, device: Device = None
     ) -> Float[Tensor, "rows columns p"]:
-        """Give the codes of a grid of `(rows, columns)`."""
+        """Return the embeddings of a grid of `(rows, columns)`."""
         rows, columns = grid
-        by_row = self.axis.codes(rows, device=device)
-        by_column = self.axis.codes(columns, device=device)
-        return torch.cat(
-            [
-                repeat(by_row, "i p -> i j p", j=columns),
-                repeat(by_column, "j p -> i j p", i=rows),
-            ],
-            dim=-1,
+        return _outer(
+            self.axis.embeddings(rows, device=device),
+            self.axis.embeddings(columns, device=device),
         )
 
-    def forward(
-        self, x: Float[Tensor, "*batch rows columns d"]
-    ) -> Float[Tensor, "*batch rows columns joined"]:
-        """Join a grid of tokens with the codes of their places."""
-        check_float("x", x, "...", "rows", "columns", "d")
-        codes = self.codes((x.shape[-3], x.shape[-2]), device=x.device)
-        return _join(x, codes, self.axis.combine)
 
+class LearnedPositions2D(_GridEncoding):
+    """Learn an embedding for each cell of a grid, and resample it for other grids.
 
-class LearnedPositions2D(nn.Module):
-    """Learn a vector for each cell of a grid, and stretch it to other grids.
-
-    The table of a Vision Transformer: cells are learnt one by one, without a
-    built-in notion of rows and columns. For pictures of another size the table
-    is resampled bicubically, as a picture with `dim` channels would be.
+    This is the table of a Vision Transformer. Its cells are learned one by one,
+    without a built-in notion of rows and columns. For another grid the table is
+    resampled bicubically, as an image with `dim` channels would be.
 
     Args:
         grid: `(rows, columns)` of the table.
-        dim: Width of a code.
-        combine: How to join with the tokens.
-        std: Standard deviation of the initial codes.
-        device: Where to put the table.
-        dtype: Type of the table.
+        dim: Width of an embedding.
+        combine: How to combine with the tokens.
+        std: Standard deviation of the initial embeddings.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Raises:
-        ValueError: If `grid`, `dim` or `combine` is not valid.
+        ValueError: If `grid` or `dim` is not positive.
 
     Examples:
-        >>> LearnedPositions2D((3, 4), 5).codes((6, 8)).shape
+        >>> LearnedPositions2D((3, 4), 5).embeddings((6, 8)).shape
         torch.Size([6, 8, 5])
 
     References:
@@ -352,51 +377,110 @@ class LearnedPositions2D(nn.Module):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        _check_grid(grid)
-        self.grid = (grid[0], grid[1])
-        self.cells = LearnedPositions(
-            grid[0] * grid[1], dim, combine=combine, std=std, device=device, dtype=dtype
-        )
+        super().__init__(dim, combine=combine)
+        self.grid = _grid(grid)
+        self.std = std
+        table = torch.empty(*self.grid, dim, device=device, dtype=dtype)
+        self.weight = nn.Parameter(table)
+        self.reset_parameters()
 
-    def codes(
-        self, grid: tuple[int, int] | None = None
+    def reset_parameters(self) -> None:
+        """Draw the embeddings anew."""
+        nn.init.trunc_normal_(self.weight, std=self.std)
+
+    def embeddings(
+        self, grid: tuple[int, int] | None = None, *, device: Device = None
     ) -> Float[Tensor, "rows columns p"]:
-        """Give the codes of a grid of `(rows, columns)`, resampled if it differs."""
-        rows, columns = self.grid
-        table = rearrange(self.cells.table, "(i j) p -> i j p", i=rows, j=columns)
-        if grid is None or grid == self.grid:
-            return table
-        _check_grid(grid)
-        picture = rearrange(table, "i j p -> 1 p i j")
-        stretched = F.interpolate(
-            picture, size=grid, mode="bicubic", align_corners=False
+        """Return the embeddings of a grid, resampled if it is another one."""
+        if grid is None or _grid(grid) == self.grid:
+            return self.weight
+        image = rearrange(self.weight, "i j p -> 1 p i j")
+        resampled = F.interpolate(
+            image, size=_grid(grid), mode="bicubic", align_corners=False
         )
-        return rearrange(stretched, "1 p i j -> i j p")
+        return rearrange(resampled, "1 p i j -> i j p")
 
-    def forward(
-        self, x: Float[Tensor, "*batch rows columns d"]
-    ) -> Float[Tensor, "*batch rows columns joined"]:
-        """Join a grid of tokens with the codes of their places."""
-        check_float("x", x, "...", "rows", "columns", "d")
-        return _join(x, self.codes((x.shape[-3], x.shape[-2])), self.cells.combine)
+    def extra_repr(self) -> str:
+        """Show the grid in `repr`."""
+        return f"{self.grid}, {super().extra_repr()}"
+
+
+class AxialPositions2D(_GridEncoding):
+    r"""Learn half an embedding for each row and half for each column.
+
+    $$P_{(i,j)} = [\,R_i \; C_j\,]$$
+
+    Cells of one row share their first half, cells of one column their second, so the
+    embeddings have the two axes built in. A free table
+    ([`LearnedPositions2D`][transformers_hw.positional_encoding.LearnedPositions2D])
+    can learn all of these and many others.
+
+    Args:
+        grid: `(rows, columns)` of the grid.
+        dim: Width of an embedding, an even number.
+        combine: How to combine with the tokens.
+        std: Standard deviation of the initial embeddings.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+
+    Raises:
+        ValueError: If `grid` is not positive, or `dim` is not positive and even.
+
+    Examples:
+        >>> AxialPositions2D((3, 4), 6).embeddings((6, 8)).shape
+        torch.Size([6, 8, 6])
+
+    References:
+        Dosovitskiy et al. (2021), [An Image is Worth 16x16 Words
+        ](https://arxiv.org/abs/2010.11929), appendix D.4, "2-dimensional positional
+        embedding".
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        dim: int,
+        *,
+        combine: Combination = "add",
+        std: float = 0.02,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, combine=combine)
+        if dim % 2:
+            raise ValueError(f"dim must be positive and even, got {dim}.")
+        self.grid = _grid(grid)
+        half = {"std": std, "device": device, "dtype": dtype}
+        self.rows = LearnedPositions2D((self.grid[0], 1), dim // 2, **half)
+        self.columns = LearnedPositions2D((1, self.grid[1]), dim // 2, **half)
+
+    def embeddings(
+        self, grid: tuple[int, int] | None = None, *, device: Device = None
+    ) -> Float[Tensor, "rows columns p"]:
+        """Return the embeddings of a grid, resampled if it is another one."""
+        rows, columns = self.grid if grid is None else grid
+        return _outer(
+            self.rows.embeddings((rows, 1))[:, 0],
+            self.columns.embeddings((1, columns))[0],
+        )
 
 
 class RelativePositionBias(nn.Module):
-    r"""Learn, for each head, how much a distance adds to the score.
+    r"""Learn, for each head, a number that each distance adds to the score.
 
     $$
     B^{(h)}_{ij} = w^{(h)}_{\operatorname{clip}(j - i,\, -m,\, m)}
     $$
 
-    The result is the `bias` of [`attention`][transformers_hw.attention.attention].
+    The result is the `bias` of
+    [`dot_product_attention`][transformers_hw.attention.dot_product_attention].
     Distances beyond $m$ share the last entry, so every length has a bias.
 
     Args:
         heads: Number of heads.
-        max_distance: $m$, the greatest distance told apart.
-        device: Where to put the table.
-        dtype: Type of the table.
+        max_distance: $m$, the largest distance with an entry of its own.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Raises:
         ValueError: If `heads` or `max_distance` is not positive.
@@ -424,17 +508,17 @@ class RelativePositionBias(nn.Module):
         check_sizes(heads=heads, max_distance=max_distance)
         self.max_distance = max_distance
         shape = (heads, 2 * max_distance + 1)
-        self.table = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start from scores that ignore the distance."""
-        nn.init.zeros_(self.table)
+        """Set all entries to zero, so that scores ignore the distance at first."""
+        nn.init.zeros_(self.weight)
 
     def forward(
         self, queries: int, keys: int | None = None
     ) -> Float[Tensor, "heads queries keys"]:
-        """Give the bias for so many queries and keys, the last ones aligned.
+        """Return the bias for these numbers of queries and keys, the last ones aligned.
 
         Args:
             queries: Number of queries.
@@ -442,12 +526,12 @@ class RelativePositionBias(nn.Module):
         """
         keys = queries if keys is None else keys
         check_lengths(queries=queries, keys=keys)
-        device = self.table.device
+        device = self.weight.device
         query_at = torch.arange(queries, device=device) + (keys - queries)
         key_at = torch.arange(keys, device=device)
         distance = key_at - rearrange(query_at, "q -> q 1")
         index = distance.clamp(-self.max_distance, self.max_distance)
-        return self.table[:, index + self.max_distance]
+        return self.weight[:, index + self.max_distance]
 
 
 def _exact(device: Device) -> torch.dtype:
@@ -457,28 +541,24 @@ def _exact(device: Device) -> torch.dtype:
     return torch.float32 if on_apple else torch.float64
 
 
-def _join(x: Tensor, codes: Tensor, combine: Combination) -> Tensor:
-    codes = codes.to(x)
-    if combine == "concatenate":
-        return torch.cat([x, codes.expand(*x.shape[:-1], codes.shape[-1])], dim=-1)
-    if x.shape[-1] != codes.shape[-1]:
-        raise ValueError(
-            f"tokens must be as wide as the codes to add them: codes of width "
-            f"{codes.shape[-1]}, got tokens of shape {tuple(x.shape)}."
-        )
-    return x + codes
+def _outer(by_row: Tensor, by_column: Tensor) -> Tensor:
+    rows = repeat(by_row, "i p -> i j p", j=len(by_column))
+    columns = repeat(by_column, "j p -> i j p", i=len(by_row))
+    return torch.cat([rows, columns], dim=-1)
 
 
-def _check_grid(grid: tuple[int, int]) -> None:
+def _grid(grid: tuple[int, int]) -> tuple[int, int]:
     if not isinstance(grid, tuple | list) or len(grid) != 2:
         raise ValueError(f"grid must be (rows, columns), got {grid!r}.")
-    check_sizes(rows=grid[0], columns=grid[1])
+    rows, columns = grid
+    check_sizes(rows=rows, columns=columns)
+    return rows, columns
 
 
 def _check_span(length: int, start: int, *, available: int | None) -> None:
     check_lengths(length=length, start=start)
     if available is not None and start + length > available:
         raise ValueError(
-            f"there are codes for {available} positions, "
+            f"there are embeddings for {available} positions, "
             f"but positions up to {start + length} were asked for."
         )

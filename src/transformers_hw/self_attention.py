@@ -1,8 +1,8 @@
 r"""Self-attention, and layers built weight by weight to do a known job.
 
-What can self-attention compute? The constructors below answer with weights that
-can be looked at. They join the tokens with one-hot codes, $C = [X \; I_n]$. As
-tokens are rows ([`torch.nn.Linear`][torch.nn.Linear] stores the transposes),
+What can self-attention compute? The functions below answer with weights you can
+inspect. They concatenate the tokens with one-hot positions, $C = [X \; I_n]$. With
+tokens as rows ([`torch.nn.Linear`][torch.nn.Linear] stores the transposes),
 
 $$
 W_k = \begin{pmatrix} 0 \\ I_n \end{pmatrix}, \qquad
@@ -10,11 +10,11 @@ W_q = \begin{pmatrix} 0 \\ T \end{pmatrix}, \qquad
 W_v = \begin{pmatrix} I_d \\ 0 \end{pmatrix},
 $$
 
-where row $i$ of $T$ is one at the place that position $i$ is to look at, and zero
+where row $i$ of $T$ is one at the position that $i$ should attend to, and zero
 elsewhere. Then $Q K^\top = T$, whatever the tokens are. The scale is the layer's
-*sharpness* $c$: a row scores $c$ at its target and $0$ at the other $n - 1$ places.
-The weight on these is $\varepsilon$ in all, and the layer is the exact one applied
-to *softened* tokens $\tilde x_j$:
+*sharpness* $c$: a row scores $c$ at its target and $0$ at the other $n - 1$ positions.
+Their total weight is $\varepsilon$, and the layer acts like the exact one on *softened*
+tokens $\tilde x_j$:
 
 $$
 \varepsilon = \frac{n - 1}{e^c + n - 1}, \qquad
@@ -35,15 +35,14 @@ from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transformers_hw._checks import (
-    check_beta,
+from transformers_hw._engine.arguments import (
     check_choice,
-    check_float,
-    check_integers,
     check_one_dtype,
+    check_scale,
     check_sizes,
-    kind,
+    describe,
 )
+from transformers_hw._engine.shapes import check_shape, checked
 from transformers_hw.multi_head_attention import KeyValueCache, MultiHeadAttention
 from transformers_hw.positional_encoding import OneHotPositions, PositionalEncoding
 
@@ -51,40 +50,41 @@ Device = torch.device | str | None
 
 
 class SelfAttention(nn.Module):
-    r"""Let tokens attend to each other, knowing their positions or not.
+    r"""Let the tokens of a sequence attend to each other, with or without positions.
 
     $$
     H = [H_1 \; \cdots \; H_h]\, W_o, \qquad
-    H_i = \operatorname{softargmax}\!\left(
+    H_i = \operatorname{softmax}\!\left(
     \frac{C W_q^{(i)} (C W_k^{(i)})^\top}{\sqrt{d_k}}\right) C W_v^{(i)}
     $$
 
-    Here $C$ is $X$, or $X + P$ or $[X \; P]$ with codes $P$ of the positions.
-    (Texts with tokens in columns write $V \operatorname{softargmax}(K^\top Q)$.)
+    Here $C$ is $X$, or $X + P$ or $[X \; P]$ with positional embeddings $P$.
+    (Texts with tokens in columns write $V \operatorname{softmax}(K^\top Q)$.)
     Without positions the layer treats the tokens as a set: it is permutation
     equivariant, $f(\Pi X) = \Pi f(X)$ for every permutation matrix $\Pi$.
 
     Args:
         dim: Width $d$ of a token.
         heads: Number of heads $h$.
-        positions: How positions are encoded, if at all. Codes that are
-            concatenated widen the projections' input and nothing else.
+        positions: Positional encoding, if any. Embeddings that are concatenated widen
+            the projections' input and nothing else.
         head_dim: $d_k$, width of a head's queries and keys; `dim / heads` by default.
         value_head_dim: Width of a head's values; $d_k$ by default.
         output_dim: Width of the output; `dim` by default.
         bias: Whether the projections have biases: all, none, or those named.
         scale: $\beta$ in place of $1/\sqrt{d_k}$; `math.inf` is hard attention.
         dropout: Probability of dropping a weight in training.
-        device: Where to put the parameters of the projections.
-        dtype: Type of these parameters.
+        device: Device of the projections.
+        dtype: Dtype of the projections.
 
     Raises:
-        TypeError: If `positions` is not an encoding of positions.
-        ValueError: If a number is not valid, or codes to add are not `dim` wide.
+        TypeError: If `positions` is not a positional encoding.
+        ValueError: If a number is out of range, or embeddings to add are not `dim`
+            wide.
 
     Examples:
         >>> layer, x = SelfAttention(6, heads=2), torch.randn(1, 5, 6)
-        >>> output, reversed_output = layer(x)[0], layer(x.flip(1))[0]
+        >>> output, reversed_output = layer(x), layer(x.flip(1))
         >>> torch.allclose(reversed_output, output.flip(1), atol=1e-6)
         True
 
@@ -93,6 +93,7 @@ class SelfAttention(nn.Module):
         ](https://arxiv.org/abs/1706.03762), section 3.2.3.
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -116,12 +117,15 @@ class SelfAttention(nn.Module):
         if positions is not None:
             if not isinstance(positions, PositionalEncoding):
                 raise TypeError(
-                    f"positions must be a PositionalEncoding, got {kind(positions)}."
+                    "positions must be a PositionalEncoding, "
+                    f"got {describe(positions)}."
                 )
             if positions.combine == "concatenate":
                 joined = dim + positions.dim
             elif positions.dim != dim:
-                raise ValueError(f"codes must be {dim} wide, got {positions.dim}.")
+                raise ValueError(
+                    f"positions must be {dim} wide to be added, got {positions.dim}."
+                )
         self.dim = dim
         self.positions = positions
         self.attention = MultiHeadAttention(
@@ -137,9 +141,10 @@ class SelfAttention(nn.Module):
             dtype=dtype,
         )
 
+    @checked
     def forward(
         self,
-        x: Float[Tensor, "b n d"],
+        x: Float[Tensor, "b n {self.dim}"],
         *,
         mask: Bool[Tensor, "*#b_h #n #keys"] | None = None,
         padding_mask: Bool[Tensor, "b keys"] | None = None,
@@ -147,25 +152,27 @@ class SelfAttention(nn.Module):
         causal: bool = False,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
-    ) -> tuple[Float[Tensor, "b n out"], Float[Tensor, "b heads n keys"] | None]:
+    ) -> (
+        Float[Tensor, "b n out"]
+        | tuple[Float[Tensor, "b n out"], Float[Tensor, "b heads n keys"]]
+    ):
         """Attend from each token to all of them.
 
         Args:
             x: Tokens in order.
             mask: Where `True`, that token may see that other one.
-            padding_mask: Where `True`, the token is a real one.
-            bias: Added to the scaled scores.
-            causal: Let a token see only itself and those before it.
-            cache: Keys and values of the tokens so far; positions count on.
-            return_weights: Also give the weights of every head.
+            padding_mask: Where `True`, the token is real, not padding.
+            bias: Numbers added to the scaled scores.
+            causal: Whether a token sees only itself and earlier ones.
+            cache: Keys and values of earlier tokens; positions continue from there.
+            return_weights: Whether to return the weights of every head too.
 
         Returns:
-            The output, and the weights before dropout, or `None`.
+            The output; with `return_weights`, also the weights before dropout.
 
         Raises:
-            ValueError: If shapes do not fit, or tokens outnumber positions.
+            ValueError: If shapes do not fit, or there are more tokens than positions.
         """
-        check_float("x", x, "batch", "length", self.dim)
         if self.positions is not None:
             x = self.positions(x, start=0 if cache is None else cache.length)
         return self.attention(
@@ -180,31 +187,30 @@ class SelfAttention(nn.Module):
 
 
 class FixedLengthOneHotPositions(OneHotPositions):
-    """Give each position of a whole sequence an axis of its own.
+    """Encode positions by one-hot vectors, for sequences of one length only.
 
-    In a shorter sequence, a head that is to look past the end would find all keys
-    alike and silently give the values' mean. These codes refuse such sequences.
+    In a shorter sequence, a head that should attend past the end would find all scores
+    equal and silently return the mean of the values. Other lengths are an error here.
     """
 
-    def codes(
+    def embeddings(
         self, length: int, *, start: int = 0, device: Device = None
     ) -> Float[Tensor, "length p"]:
-        """Give the identity, or refuse any other length."""
+        """Return the identity; raise for any other length."""
         if length != self.dim:
             raise ValueError(f"there must be {self.dim} tokens exactly, got {length}.")
-        return super().codes(length, start=start, device=device)
+        return super().embeddings(length, start=start, device=device)
 
 
 class ZeroPaddedSelfAttention(nn.Module):
-    """Put zeros around a sequence, let it attend to itself, and crop the output.
+    """Pad a sequence with zeros, apply self-attention, and crop the output.
 
-    Attention averages tokens, none of which need be zero: zeros beyond the border
-    have to be put there. That is this module's work, and `inner` does the rest.
+    Attention averages existing tokens, so zeros beyond the border must be put there.
 
     Args:
-        inner: The layer, which sees the padded sequence.
-        before: Number of zero tokens put before the sequence.
-        after: Number of zero tokens put after it.
+        inner: Layer that sees the padded sequence.
+        before: Number of zero tokens before the sequence.
+        after: Number of zero tokens after it.
 
     Raises:
         ValueError: If a number is negative.
@@ -217,19 +223,24 @@ class ZeroPaddedSelfAttention(nn.Module):
         self.inner = inner
         self.before, self.after = before, after
 
+    @checked
     def forward(
-        self, x: Float[Tensor, "b n d"], *, return_weights: bool = False
-    ) -> tuple[Float[Tensor, "b n out"], Float[Tensor, "b heads n keys"] | None]:
-        """Give the tokens' outputs, and their weights over the padded sequence."""
-        check_float("x", x, "batch", "length", self.inner.dim)
+        self, x: Float[Tensor, "b n {self.inner.dim}"], *, return_weights: bool = False
+    ) -> (
+        Float[Tensor, "b n out"]
+        | tuple[Float[Tensor, "b n out"], Float[Tensor, "b heads n keys"]]
+    ):
+        """Return the outputs, and the weights over the padded sequence if asked."""
         padded = F.pad(x, (0, 0, self.before, self.after))
-        output, weights = self.inner(padded, return_weights=return_weights)
         inside = slice(self.before, self.before + x.shape[1])
-        return output[:, inside], None if weights is None else weights[:, :, inside]
+        if not return_weights:
+            return self.inner(padded)[:, inside]
+        output, weights = self.inner(padded, return_weights=True)
+        return output[:, inside], weights[:, :, inside]
 
 
 def off_target_mass(length: int, sharpness: float) -> float:
-    r"""Say how much weight a layer built here leaves on the wrong tokens.
+    r"""Return the weight that a layer built here leaves on the wrong tokens.
 
     $$\varepsilon = \frac{n - 1}{e^c + n - 1}$$
 
@@ -248,7 +259,7 @@ def off_target_mass(length: int, sharpness: float) -> float:
         (0.8, 0.0)
     """
     check_sizes(length=length)
-    check_beta("sharpness", sharpness)
+    check_scale("sharpness", sharpness)
     # exp(c) overflows at 710, where exp(-c) is merely tiny.
     others = (length - 1) * math.exp(-sharpness)
     return others / (1.0 + others)
@@ -262,16 +273,16 @@ def identity_attention(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> SelfAttention:
-    r"""Build self-attention that gives every token back unchanged.
+    r"""Build self-attention that returns every token unchanged.
 
-    Each position looks at itself, $T = I$. For $n$ tokens the output is exactly
+    Each position attends to itself, $T = I$. For $n$ tokens the output is exactly
 
     $$h_i = \tilde x_i = x_i + \varepsilon\, (\bar x_{-i} - x_i)$$
 
     with $\bar x_{-i}$ the mean of the others and $\varepsilon$ the
     [`off_target_mass`][transformers_hw.self_attention.off_target_mass]. Without
-    codes, $W_q = W_k = I$ fails: at every $\beta > 0$ a token looks less at itself
-    than at a longer one of its direction.
+    positions, $W_q = W_k = I$ fails: at every $\beta > 0$ a token attends less to
+    itself than to a longer one of the same direction.
 
     Args:
         length: Greatest number of tokens.
@@ -285,7 +296,7 @@ def identity_attention(
 
     Examples:
         >>> x = torch.tensor([[[1.0, 0.0], [3.0, 0.0], [0.0, -2.0]]])
-        >>> identity_attention(3, 2)(x)[0].equal(x)
+        >>> identity_attention(3, 2)(x).equal(x)
         True
     """
     check_sizes(dim=dim)
@@ -301,9 +312,9 @@ def permutation_attention(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> SelfAttention:
-    r"""Build self-attention that puts the tokens in another order.
+    r"""Build self-attention that permutes the tokens.
 
-    Position $i$ looks at $\pi(i)$, so that $T = \Pi$ is the permutation's matrix;
+    Position $i$ attends to $\pi(i)$, so that $T = \Pi$ is the permutation's matrix;
     fixed points are allowed. The output is exactly
 
     $$h_i = \tilde x_j = x_j + \varepsilon\, (\bar x_{-j} - x_j), \qquad j = \pi(i) .$$
@@ -326,22 +337,27 @@ def permutation_attention(
 
     Examples:
         >>> layer = permutation_attention([1, 0, 2], dim=1)
-        >>> layer(torch.tensor([[[10.0], [20.0], [30.0]]]))[0].flatten().tolist()
+        >>> layer(torch.tensor([[[10.0], [20.0], [30.0]]])).flatten().tolist()
         [20.0, 10.0, 30.0]
     """
     check_sizes(length=len(permutation), dim=dim)
     # It has to be read, even where other tensors are made without data.
     order = torch.as_tensor(permutation, device="cpu")
-    check_integers("permutation", order, "n")
+    if order.is_floating_point() or order.dtype == torch.bool:
+        raise TypeError(
+            f"permutation must be a tensor of integers, got {describe(order)}."
+        )
+    check_shape("permutation", order, "n")
     if sorted(order.tolist()) != list(range(len(order))):
         wanted = f"each of 0, …, {len(order) - 1} once"
         raise ValueError(f"permutation must hold {wanted}, got {order.tolist()}.")
     unchanged = torch.eye(dim, device=device, dtype=dtype)
     targets = rearrange(order, "i -> 1 i").to(unchanged.device)
     positions = FixedLengthOneHotPositions(len(order))
-    return _looking_at(targets, positions, unchanged, unchanged, sharpness=sharpness)
+    return _attending_to(targets, positions, unchanged, unchanged, sharpness=sharpness)
 
 
+@checked
 def pointwise_linear_attention(
     weight: Float[Tensor, "out d"],
     bias: Float[Tensor, " out"] | None = None,
@@ -351,9 +367,9 @@ def pointwise_linear_attention(
 ) -> SelfAttention:
     r"""Build self-attention that applies one linear map at every position.
 
-    Each position looks at itself and the map sits in the values: $T = I$,
-    $W_v = \begin{pmatrix} W^\top \\ 0 \end{pmatrix}$ and $W_o = I$. This "running"
-    linear layer is known as a pointwise, or $1 \times 1$, convolution. The output
+    Each position attends to itself, and the map is in the values: $T = I$,
+    $W_v = \begin{pmatrix} W^\top \\ 0 \end{pmatrix}$ and $W_o = I$. Such a
+    position-wise linear layer is a $1 \times 1$ convolution. The output
     is exactly $h_i = W \tilde x_i + b$, with the softened tokens $\tilde x_i$.
 
     Args:
@@ -370,17 +386,19 @@ def pointwise_linear_attention(
     Examples:
         >>> linear, x = torch.nn.Linear(3, 2), torch.randn(1, 4, 3)
         >>> layer = pointwise_linear_attention(linear.weight, linear.bias, length=4)
-        >>> torch.allclose(layer(x)[0], linear(x), atol=1e-6)
+        >>> torch.allclose(layer(x), linear(x), atol=1e-6)
         True
     """
-    check_float("weight", weight, "out", "in")
     check_sizes(length=length)
     targets = rearrange(torch.arange(length, device=weight.device), "i -> 1 i")
     positions = OneHotPositions(length)
     unchanged = torch.eye(len(weight), device=weight.device, dtype=weight.dtype)
-    return _looking_at(targets, positions, weight, unchanged, bias, sharpness=sharpness)
+    return _attending_to(
+        targets, positions, weight, unchanged, bias, sharpness=sharpness
+    )
 
 
+@checked
 def convolution_attention(
     weight: Float[Tensor, "out d taps"],
     bias: Float[Tensor, " out"] | None = None,
@@ -404,11 +422,11 @@ def convolution_attention(
     span $s(K-1)$ reaches one further to the right, as PyTorch's `padding="same"`.
     One head would not do: its taps are one matrix times nonnegative weights.
 
-    Beyond the border there is no token to look at. In mode `"replicate"` a head
-    looks at the nearest one, $\operatorname{clip}(i + \delta_t, 0, n-1)$, and all is
-    attention. In mode `"zeros"` the attention, `inner`, sees zero tokens around the
-    sequence, $\lfloor s(K-1)/2 \rfloor$ before and $\lceil s(K-1)/2 \rceil$ after
-    it, and the output is cropped; softening then includes these zeros.
+    Beyond the border there are no tokens. In mode `"replicate"` a head attends to the
+    nearest one, $\operatorname{clip}(i + \delta_t, 0, n-1)$, and all is attention. In
+    mode `"zeros"` the attention, `inner`, sees zero tokens around the sequence,
+    $\lfloor s(K-1)/2 \rfloor$ before it and $\lceil s(K-1)/2 \rceil$ after it, and the
+    output is cropped; softening then includes these zeros.
 
     Args:
         weight: $W$, laid out as in [`torch.nn.Conv1d`][torch.nn.Conv1d]; the
@@ -416,7 +434,7 @@ def convolution_attention(
         bias: $b$, or `None` for none.
         length: Number $n$ of tokens; with zeros around them, the greatest one.
         padding_mode: What lies beyond the border.
-        dilation: $s$, the distance between neighbouring taps.
+        dilation: $s$, the distance between neighboring taps.
         sharpness: $c$; infinite for the exact convolution.
 
     Raises:
@@ -426,14 +444,13 @@ def convolution_attention(
     Examples:
         >>> difference = torch.tensor([[[-1.0, 0.0, 1.0]]])
         >>> layer = convolution_attention(difference, length=4)
-        >>> layer(torch.tensor([[[1.0], [4.0], [9.0], [16.0]]]))[0].flatten().tolist()
+        >>> layer(torch.tensor([[[1.0], [4.0], [9.0], [16.0]]])).flatten().tolist()
         [4.0, 8.0, 12.0, -9.0]
 
     References:
         Cordonnier et al. (2020), [On the Relationship between Self-Attention and
         Convolutional Layers](https://arxiv.org/abs/1911.03584), section 3.
     """
-    check_float("weight", weight, "out", "in", "taps")
     check_choice("padding_mode", padding_mode, ("zeros", "replicate"))
     _, channels, taps = weight.shape
     check_sizes(taps=taps, length=length, dilation=dilation)
@@ -449,7 +466,7 @@ def convolution_attention(
     # That is smaller when the kernel has fewer channels out than in, but scattered.
     unchanged = torch.eye(channels, device=weight.device, dtype=weight.dtype)
     kernel = rearrange(weight, "out channel tap -> out (tap channel)")
-    layer = _looking_at(
+    layer = _attending_to(
         targets, positions, unchanged, kernel, bias, sharpness=sharpness
     )
     if not padded:
@@ -457,7 +474,7 @@ def convolution_attention(
     return ZeroPaddedSelfAttention(layer, before=before, after=after)
 
 
-def _looking_at(
+def _attending_to(
     targets: Tensor,
     positions: OneHotPositions,
     values: Tensor,
@@ -466,10 +483,9 @@ def _looking_at(
     *,
     sharpness: float,
 ) -> SelfAttention:
-    """Build the layer whose head `h` looks from place `i` at `targets[h, i]`."""
-    check_beta("sharpness", sharpness)
+    """Build the layer whose head `h` attends from position `i` to `targets[h, i]`."""
+    check_scale("sharpness", sharpness)
     if bias is not None:
-        check_float("bias", bias, len(output))
         check_one_dtype(weight=output, bias=bias)
     heads, places = targets.shape
     width, dim = values.shape
@@ -485,15 +501,15 @@ def _looking_at(
         device=values.device,
         dtype=values.dtype,
     )
-    codes = torch.eye(places, device=values.device, dtype=values.dtype)
-    asked = rearrange(codes[targets], "h place target -> (h target) place")
-    told = repeat(codes, "target place -> (h target) place", h=heads)
-    shown = repeat(values, "v d -> (h v) d", h=heads)
+    one_hot = torch.eye(places, device=values.device, dtype=values.dtype)
+    query = rearrange(one_hot[targets], "h position target -> (h target) position")
+    key = repeat(one_hot, "target position -> (h target) position", h=heads)
+    value = repeat(values, "v d -> (h v) d", h=heads)
     built = layer.attention
     with torch.no_grad():
-        built.query_proj.weight.copy_(F.pad(asked, (dim, 0)))
-        built.key_proj.weight.copy_(F.pad(told, (dim, 0)))
-        built.value_proj.weight.copy_(F.pad(shown, (0, places)))
+        built.query_proj.weight.copy_(F.pad(query, (dim, 0)))
+        built.key_proj.weight.copy_(F.pad(key, (dim, 0)))
+        built.value_proj.weight.copy_(F.pad(value, (0, places)))
         built.output_proj.weight.copy_(output)
         if bias is not None:
             built.output_proj.bias.copy_(bias)

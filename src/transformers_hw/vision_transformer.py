@@ -1,7 +1,7 @@
-r"""The Vision Transformer: a picture read as a sentence of patches.
+r"""The Vision Transformer: an image read as a sequence of patches.
 
-A picture is cut into patches, each patch becomes a token, a class token is put in
-front, every token gets a code of its place, and an encoder does the rest:
+An image is cut into patches, each patch becomes a token, a class token is put in
+front, positional embeddings are added, and a Transformer encoder follows:
 
 $$
 z_0 = [\,x_\text{class};\; x_1 E;\; \dots;\; x_n E\,] + P,
@@ -11,34 +11,45 @@ z_L = \operatorname{Encoder}(z_0),
 y = N(z_L)_0\, W + b
 $$
 
-with $x_i$ the pixels of patch $i$ in one row, $E$ the patch embedding, $P$ the
-positions and $N$ the encoder's final layer normalisation. That the picture has two
-axes enters in two places only: where it is cut, and where the positions are
-resampled for a picture of another size.
+Here $x_i$ holds the pixels of patch $i$ in one row, $E$ is the patch embedding, $P$
+the positional embeddings, and $N$ the encoder's final layer norm. That the image has
+two axes matters in two steps only: where it is cut, and where the positions are
+resampled for an image of another size.
 """
 
 import re
-from typing import Literal, Unpack
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Literal, Unpack
 
 import torch
 from einops import rearrange, reduce, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transformers_hw._checks import (
+from transformers_hw._engine.arguments import (
     check_choice,
-    check_float,
     check_sizes,
     height_and_width,
 )
+from transformers_hw._engine.shapes import checked
 from transformers_hw.positional_encoding import (
+    AxialPositions2D,
     LearnedPositions2D,
     SinusoidalPositions2D,
 )
-from transformers_hw.transformer import Encoder, FeedForward, LayerOptions
+from transformers_hw.transformer import (
+    Encoder,
+    FeedForward,
+    LayerConfig,
+    LayerNorm,
+    LayerOptions,
+)
+from transformers_hw.transformer.config import Activation, split_options
 
 Pool = Literal["class", "mean"]
-PicturePositions = Literal["learned", "learned_axes", "sinusoidal", "none"]
+Pooler = Literal["norm", "tanh"] | None
+Positions = Literal["learned", "axial", "sinusoidal", "none"]
+Size = int | tuple[int, int]
 
 # Width, depth and heads; hidden layers are four times as wide as tokens.
 SIZES = {
@@ -51,7 +62,7 @@ SIZES = {
 
 
 class PatchEmbedding(nn.Module):
-    r"""Cut pictures into patches and map each, flattened, to a token.
+    r"""Cut images into patches and map each, flattened, to a token.
 
     $$
     t_{r,s} = b + \sum_{c,i,j} W_{\,\cdot\,,(c,i,j)}\;
@@ -60,14 +71,14 @@ class PatchEmbedding(nn.Module):
 
     for patches of $h$ by $w$ pixels. This is a convolution whose stride equals its
     kernel, the one convolution of a Vision Transformer that sees more than one
-    place at a time: see `as_convolution`.
+    position at a time: see `as_convolution`.
 
     Args:
-        patch: Rows and columns of pixels in a patch; one number for a square.
-        channels: Number of channels of a picture.
+        patch_size: Height and width of a patch in pixels; one number for a square.
+        channels: Number of channels of an image.
         dim: Width of a token.
-        device: Where to put the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Raises:
         ValueError: If a size is not positive.
@@ -82,9 +93,10 @@ class PatchEmbedding(nn.Module):
         ](https://arxiv.org/abs/2010.11929), section 3.1, equation 1.
     """
 
+    @checked
     def __init__(
         self,
-        patch: int | tuple[int, int],
+        patch_size: int | tuple[int, int],
         channels: int,
         dim: int,
         *,
@@ -92,47 +104,45 @@ class PatchEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.patch = height_and_width("patch", patch)
+        self.patch_size = height_and_width("patch_size", patch_size)
         check_sizes(channels=channels, dim=dim)
         self.channels = channels
-        pixels = channels * self.patch[0] * self.patch[1]
+        pixels = channels * self.patch_size[0] * self.patch_size[1]
         self.proj = nn.Linear(pixels, dim, device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights that keep the variance of the pixels; zero the biases."""
+        """Draw weights that preserve the variance of the pixels; zero the bias."""
         nn.init.trunc_normal_(self.proj.weight, std=self.proj.in_features**-0.5)
         nn.init.zeros_(self.proj.bias)
 
+    @checked
     def forward(
-        self, pictures: Float[Tensor, "b channels height width"]
+        self, images: Float[Tensor, "b {self.channels} height width"]
     ) -> Float[Tensor, "b rows columns dim"]:
-        """Turn pictures into grids of tokens.
+        """Turn images into grids of tokens.
 
         Args:
-            pictures: Pictures whose height and width are multiples of the patch's.
+            images: Images whose height and width are multiples of the patch's.
 
         Returns:
-            A token for each patch, in the patches' places.
+            A token for each patch.
 
         Raises:
-            TypeError: If the pictures are not floating-point.
-            ValueError: If they have other axes or channels, or the patch does not
-                divide them.
+            ValueError: If the patch does not divide the images.
         """
-        check_float("pictures", pictures, "batch", self.channels, "height", "width")
-        _grid((pictures.shape[2], pictures.shape[3]), self.patch)
-        i, j = self.patch
+        _grid((images.shape[2], images.shape[3]), self.patch_size)
+        i, j = self.patch_size
         # The order (c, i, j) is the one in which a convolution keeps its weights.
         axes = "b c (rows i) (columns j) -> b rows columns (c i j)"
-        return self.proj(rearrange(pictures, axes, i=i, j=j))
+        return self.proj(rearrange(images, axes, i=i, j=j))
 
     def as_convolution(self) -> nn.Conv2d:
-        """Give the convolution that computes the same tokens.
+        """Return the convolution that computes the same tokens.
 
         Returns:
-            A convolution with a copy of the weights. Its output keeps the width of
-            a token in the second axis, as convolutions do.
+            A convolution with a copy of the weights. The features of its output are
+            in the second axis, as always for convolutions.
 
         Examples:
             >>> embedding, x = PatchEmbedding(4, 3, 5), torch.randn(1, 3, 8, 12)
@@ -140,12 +150,12 @@ class PatchEmbedding(nn.Module):
             >>> torch.allclose(tokens, embedding(x), atol=1e-6)
             True
         """
-        weight, (i, j) = self.proj.weight, self.patch
+        weight, (i, j) = self.proj.weight, self.patch_size
         convolution = nn.Conv2d(
             self.channels,
             self.proj.out_features,
-            kernel_size=self.patch,
-            stride=self.patch,
+            kernel_size=self.patch_size,
+            stride=self.patch_size,
             device=weight.device,
             dtype=weight.dtype,
         )
@@ -154,123 +164,95 @@ class PatchEmbedding(nn.Module):
         return convolution
 
     def extra_repr(self) -> str:
-        """Show the patch in `repr`."""
-        return f"patch={self.patch}, channels={self.channels}"
+        """Show the patch size in `repr`."""
+        return f"patch_size={self.patch_size}, channels={self.channels}"
 
 
-class LearnedAxes2D(nn.Module):
-    r"""Learn half a code for each row and half a code for each column.
+@dataclass(frozen=True)
+class VisionTransformerConfig(LayerConfig):
+    """The settings of a Vision Transformer, from which it can be built again.
 
-    $$P_{(i,j)} = [\,R_i \; C_j\,]$$
-
-    A cell's code is put together from its row's and its column's, so the codes know
-    that the picture has two axes. They are special cases of a free table
-    ([`LearnedPositions2D`][transformers_hw.positional_encoding.LearnedPositions2D]),
-    which can learn them, and much besides.
-
-    Args:
-        grid: `(rows, columns)` of the grid.
-        dim: Width of a code, an even number.
-        device: Where to put the tables.
-        dtype: Type of the tables.
-
-    Raises:
-        ValueError: If `grid` is not valid, or `dim` not positive and even.
-
-    Examples:
-        >>> LearnedAxes2D((3, 4), 6).codes((6, 8)).shape
-        torch.Size([6, 8, 6])
-
-    References:
-        Dosovitskiy et al. (2021), [An Image is Worth 16x16 Words
-        ](https://arxiv.org/abs/2010.11929), appendix D.4, "2-dimensional positional
-        embedding".
+    `VisionTransformer(**asdict(config))` does so; its arguments are described there.
     """
 
-    def __init__(
-        self,
-        grid: tuple[int, int],
-        dim: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        if dim < 2 or dim % 2:
-            raise ValueError(f"dim must be positive and even, got {dim}.")
-        rows, columns = height_and_width("grid", grid)
-        place = {"device": device, "dtype": dtype}
-        self.rows = LearnedPositions2D((rows, 1), dim // 2, **place)
-        self.columns = LearnedPositions2D((1, columns), dim // 2, **place)
+    depth: int
+    image_size: tuple[int, int]
+    patch_size: tuple[int, int]
+    num_classes: int | None
+    channels: int
+    pool: Pool
+    class_token: bool
+    pooler: Pooler
+    positions: Positions
+    _: KW_ONLY
+    activation: Activation = "gelu"
+    eps: float = 1e-6
 
-    def codes(
-        self, grid: tuple[int, int] | None = None
-    ) -> Float[Tensor, "rows columns p"]:
-        """Give the codes of a grid of `(rows, columns)`, resampled if it differs."""
-        rows, columns = grid or (self.rows.grid[0], self.columns.grid[1])
-        by_row = self.rows.codes((rows, 1)).expand(rows, columns, -1)
-        by_column = self.columns.codes((1, columns)).expand(rows, columns, -1)
-        return torch.cat([by_row, by_column], dim=-1)
-
-    def forward(
-        self, x: Float[Tensor, "*batch rows columns d"]
-    ) -> Float[Tensor, "*batch rows columns d"]:
-        """Add their codes to a grid of tokens."""
-        check_float("x", x, "...", "rows", "columns", 2 * self.rows.cells.dim)
-        return x + self.codes((x.shape[-3], x.shape[-2])).to(x)
+    def __post_init__(self) -> None:
+        """Raise unless sizes are positive, names known, and patches divide images."""
+        super().__post_init__()
+        check_sizes(depth=self.depth, channels=self.channels)
+        if self.num_classes is not None:
+            check_sizes(num_classes=self.num_classes)
+        check_choice("pool", self.pool, ("class", "mean"))
+        check_choice("pooler", self.pooler, ("norm", "tanh", None))
+        kinds = ("learned", "axial", "sinusoidal", "none")
+        check_choice("positions", self.positions, kinds)
+        if self.pool == "class" and not self.class_token:
+            raise ValueError("pool 'class' needs a class token, got class_token=False.")
+        _grid(self.image_size, self.patch_size)
 
 
 class VisionTransformer(nn.Module):
-    r"""Classify pictures with an encoder that reads patches.
+    r"""Classify images with a Transformer encoder of patches.
 
     The encoder is the one of the
-    [`transformer`][transformers_hw.transformer.Encoder] chapter: without a decoder
-    or a causal mask, and, unlike the first Transformer, pre-norm and with GELU. The
-    class token asks on behalf of the whole picture; what it has gathered after the
-    last normalisation is all the head sees. So in the last layer only the class token
-    has to ask, which spares most of that layer's work: a call of the model does no
-    more, and `encode` computes every token.
+    [`transformer`][transformers_hw.transformer.Encoder] chapter, without a decoder or
+    a causal mask; unlike the first Transformer, it is pre-norm and uses GELU. The class
+    token gathers what the head needs to know of the whole image.
 
-    The class token and its position are two vectors of which only the sum matters:
-    $x_\text{class} + p_0$. Both are kept, as `class_token` and `class_position`, so
-    that parameters can be counted and carried over as published. Codes without a
-    parameter per cell ask for none of the class token: there, `class_position` is
-    `None`.
+    The class token and its positional embedding are two vectors of which only the sum
+    matters: $x_\text{class} + p_0$. With learned positions both are kept, as
+    `class_token` and `class_position`, so that models have as many parameters as
+    published.
 
-    Pictures of another size than `picture` are welcome if the patch divides them:
-    sinusoidal codes go on, learnt ones are resampled.
+    Images of another size than `image_size` are accepted if the patch divides them:
+    learned positional embeddings are then resampled.
 
     Args:
-        picture: Height and width of the pictures that positions are learnt for; one
+        image_size: Height and width of the images that positions are learned for; one
             number for a square.
-        patch: Height and width of a patch; one number for a square.
-        classes: Number of classes.
+        patch_size: Height and width of a patch; one number for a square.
+        num_classes: Number of classes; `None` for a model without a head, which
+            returns the features.
         dim: Width of a token.
         depth: Number of layers.
         heads: Number of attention heads.
         hidden_dim: Width of the feed-forward networks' hidden layers; `4 * dim` by
             default.
-        channels: Number of channels of a picture.
-        pool: What the head sees: `"class"`, the class token, or `"mean"`, the mean
-            of the patches' tokens.
-        class_token: Whether there is a class token; by default if the head sees it.
-        positions: `"learned"`, a code for each cell of the grid: the paper's 1-D
-            codes are this same table, its cells numbered row by row;
-            `"learned_axes"`, its 2-D codes
-            ([`LearnedAxes2D`][transformers_hw.vision_transformer.LearnedAxes2D]);
+        channels: Number of channels of an image.
+        pool: How to represent an image: `"class"` by the class token, `"mean"` by the
+            mean of the patches' tokens.
+        class_token: Whether there is a class token; by default if `pool` needs it.
+        pooler: What follows pooling: `"norm"`, the final layer norm, which then does
+            not stand before it; `"tanh"`, a linear layer and a tanh; or `None`.
+        positions: `"learned"`, an embedding for each cell of the grid: the paper's 1-D
+            embeddings are this same table, its cells numbered row by row;
+            `"axial"`, its 2-D embeddings
+            ([`AxialPositions2D`][transformers_hw.positional_encoding.AxialPositions2D]);
             `"sinusoidal"`, half for the row and half for the column; or `"none"`.
-        **options: Of each
-            [`EncoderLayer`][transformers_hw.transformer.EncoderLayer]; `activation`
-            is `"gelu"` and `eps` is $10^{-6}$ by default. `dropout` also acts on
-            the tokens that enter the encoder.
+        **options: Keywords of
+            [`LayerOptions`][transformers_hw.transformer.LayerOptions]; here
+            `activation` is `"gelu"` and `eps` $10^{-6}$ by default. `dropout` also
+            acts on the tokens that enter the encoder.
 
     Raises:
-        ValueError: If an argument is not valid, or the patch does not divide the
-            picture.
+        ValueError: If a number is out of range, a name is unknown, `heads` does not
+            divide `dim`, or the patch does not divide the image.
 
     Examples:
         >>> model = VisionTransformer(
-        ...     (8, 12), 4, classes=7, dim=16, depth=2, heads=2, channels=1
+        ...     (8, 12), 4, num_classes=7, dim=16, depth=2, heads=2, channels=1
         ... )
         >>> model(torch.randn(5, 1, 8, 12)).shape
         torch.Size([5, 7])
@@ -283,12 +265,13 @@ class VisionTransformer(nn.Module):
         for the mean, D.4 for the positions.
     """
 
+    @checked
     def __init__(
         self,
-        picture: int | tuple[int, int],
-        patch: int | tuple[int, int],
+        image_size: Size,
+        patch_size: Size,
         *,
-        classes: int,
+        num_classes: int | None,
         dim: int,
         depth: int,
         heads: int,
@@ -296,34 +279,44 @@ class VisionTransformer(nn.Module):
         channels: int = 3,
         pool: Pool = "class",
         class_token: bool | None = None,
-        positions: PicturePositions = "learned",
+        pooler: Pooler = None,
+        positions: Positions = "learned",
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
-        check_sizes(classes=classes, dim=dim)
-        check_choice("pool", pool, ("class", "mean"))
-        if pool == "class" and class_token is False:
-            raise ValueError("pool 'class' needs a class token, got class_token=False.")
-        device, dtype = options.get("device"), options.get("dtype")
-        self.patch_embedding = PatchEmbedding(
-            patch, channels, dim, device=device, dtype=dtype
+        settings, factory = split_options(options)
+        sizes = (dim, heads, 4 * dim if hidden_dim is None else hidden_dim, depth)
+        self.config = config = VisionTransformerConfig(
+            *sizes,
+            height_and_width("image_size", image_size),
+            height_and_width("patch_size", patch_size),
+            num_classes,
+            channels,
+            pool,
+            pool == "class" if class_token is None else class_token,
+            pooler,
+            positions,
+            **settings,
         )
-        self.grid = _grid(
-            height_and_width("picture", picture), self.patch_embedding.patch
-        )
-        self.pool = pool
-        self.positions = _positions(positions, self.grid, dim, device, dtype)
+        self.grid = _grid(config.image_size, config.patch_size)
+        self.patch_embedding = PatchEmbedding(patch_size, channels, dim, **factory)
+        self.positions = _positions(positions, self.grid, dim, factory)
         self.class_token = self.class_position = None
-        if pool == "class" or class_token:
-            vector = torch.empty(dim, device=device, dtype=dtype)
-            self.class_token = nn.Parameter(vector)
-            if positions.startswith("learned"):
-                self.class_position = nn.Parameter(torch.empty_like(vector))
-        self.dropout = nn.Dropout(options.get("dropout", 0.0))
-        layers: LayerOptions = {"activation": "gelu", "eps": 1e-6, **options}
-        hidden_dim = 4 * dim if hidden_dim is None else hidden_dim
-        self.encoder = Encoder(dim, heads, hidden_dim, depth, **layers)
-        self.head = nn.Linear(dim, classes, device=device, dtype=dtype)
+        if config.class_token:
+            self.class_token = nn.Parameter(torch.empty(dim, **factory))
+            if positions in ("learned", "axial"):
+                self.class_position = nn.Parameter(torch.empty(dim, **factory))
+        self.dropout = nn.Dropout(config.dropout)
+        final_norm = False if pooler == "norm" else None
+        layers = {**config.options, **factory}
+        self.encoder = Encoder(*sizes, final_norm=final_norm, **layers)
+        self.pooler = nn.Identity()
+        if pooler == "norm":
+            bias = bool(config.biases("norm"))
+            self.pooler = LayerNorm(dim, eps=config.eps, bias=bias, **factory)
+        elif pooler == "tanh":
+            self.pooler = nn.Sequential(nn.Linear(dim, dim, **factory), nn.Tanh())
+        self.head = _head(dim, num_classes, factory)
         self.reset_parameters()
 
     @classmethod
@@ -331,35 +324,29 @@ class VisionTransformer(nn.Module):
         cls,
         name: str,
         *,
-        classes: int,
-        picture: int | tuple[int, int] = 224,
-        channels: int = 3,
-        pool: Pool = "class",
-        positions: PicturePositions = "learned",
-        **options: Unpack[LayerOptions],
+        num_classes: int | None,
+        image_size: Size = 224,
+        **options: Any,
     ) -> "VisionTransformer":
         """Build a model of a published size, with fresh weights.
 
         Args:
             name: `"ViT-<size>/<patch>"` with a size of Ti, S, B, L or H, such as
-                `"ViT-B/16"`.
-            classes: Number of classes.
-            picture: Height and width of the pictures; one number for a square.
-            channels: Number of channels of a picture.
-            pool: What the head sees.
-            positions: How places are encoded.
-            **options: Of each layer.
+                `"ViT-B/16"`, in any case.
+            num_classes: Number of classes.
+            image_size: Height and width of the images; one number for a square.
+            **options: Other keywords of the constructor.
 
         Returns:
             The model.
 
         Raises:
             ValueError: If there is no such size, or the patch does not divide the
-                picture.
+                image.
 
         Examples:
             >>> model = VisionTransformer.from_preset(
-            ...     "ViT-B/16", classes=1000, device="meta"
+            ...     "ViT-B/16", num_classes=1000, device="meta"
             ... )
             >>> sum(p.numel() for p in model.parameters())
             86567656
@@ -370,37 +357,24 @@ class VisionTransformer(nn.Module):
             al. (2021), [Data-efficient Image Transformers
             ](https://arxiv.org/abs/2012.12877), table 1, for Ti and S.
         """
-        found = re.fullmatch(r"ViT-(\w+)/([1-9]\d*)", name)
-        if found is None or found[1] not in SIZES:
+        found = re.fullmatch(r"vit-(\w+)/([1-9]\d*)", name.lower())
+        sizes = {size.lower(): numbers for size, numbers in SIZES.items()}
+        if found is None or found[1] not in sizes:
             known = ", ".join(f"ViT-{size}" for size in SIZES)
             raise ValueError(
                 f"name must be one of {known}, a slash and the size of a patch, such "
                 f"as ViT-B/16, got {name!r}."
             )
-        dim, depth, heads = SIZES[found[1]]
-        return cls(
-            picture,
-            int(found[2]),
-            classes=classes,
-            dim=dim,
-            depth=depth,
-            heads=heads,
-            channels=channels,
-            pool=pool,
-            positions=positions,
-            **options,
-        )
+        dim, depth, heads = sizes[found[1]]
+        options = {"dim": dim, "depth": depth, "heads": heads, **options}
+        return cls(image_size, int(found[2]), num_classes=num_classes, **options)
 
     def reset_parameters(self) -> None:
-        """Draw small vectors and a small head; Glorot's rule for hidden layers.
-
-        The head starts small, not at zero: the first guesses are nearly even, and
-        yet the gradient reaches every layer.
-        """
-        for vector in (self.class_token, self.class_position, self.head.weight):
+        """Draw small vectors and a small head; Glorot's rule for hidden layers."""
+        for vector in (self.class_token, self.class_position):
             if vector is not None:
                 nn.init.trunc_normal_(vector, std=0.02)
-        nn.init.zeros_(self.head.bias)
+        _reset_head(self.head)
         for module in self.encoder.modules():
             if isinstance(module, FeedForward):
                 for projection in (module.hidden_proj, module.output_proj):
@@ -408,89 +382,121 @@ class VisionTransformer(nn.Module):
                     if projection.bias is not None:
                         nn.init.zeros_(projection.bias)
 
-    def encode(
-        self,
-        pictures: Float[Tensor, "b channels height width"],
-        *,
-        first: int | None = None,
-    ) -> Float[Tensor, "b n dim"]:
-        """Give every token as it leaves the encoder.
+    def reset_head(self, num_classes: int | None) -> None:
+        """Replace the head by a fresh one, to fine-tune the model on other classes.
 
         Args:
-            pictures: Pictures that the patch divides.
-            first: Give only so many, and compute no others in the last layer.
-
-        Returns:
-            The class token's, if there is one, then the patches', row by row.
+            num_classes: Number of classes; `None` for no head.
         """
-        grid = self.positions(self.patch_embedding(pictures))
-        tokens = rearrange(grid, "b rows columns d -> b (rows columns) d")
-        if self.class_token is not None:
-            token = self.class_token
-            if self.class_position is not None:
-                token = token + self.class_position
-            token = repeat(token.to(tokens), "d -> b 1 d", b=tokens.shape[0])
-            tokens = torch.cat([token, tokens], dim=1)
-        return self.encoder(self.dropout(tokens), first=first)
+        self.config = replace(self.config, num_classes=num_classes)
+        like = self.patch_embedding.proj.weight
+        factory = {"device": like.device, "dtype": like.dtype}
+        self.head = _head(self.config.dim, num_classes, factory)
+        _reset_head(self.head)
 
-    def features(
-        self, pictures: Float[Tensor, "b channels height width"]
-    ) -> Float[Tensor, "b dim"]:
-        """Represent each picture by one vector, the one the head sees.
-
-        Args:
-            pictures: Pictures that the patch divides.
-
-        Returns:
-            The class token, or the mean of the patches' tokens, after the encoder's
-            final normalisation.
-        """
-        if self.pool == "class":
-            # No other token of the last layer is read, so no other asks there.
-            return self.encode(pictures, first=1)[:, 0]
-        tokens = self.encode(pictures)
-        patches = tokens if self.class_token is None else tokens[:, 1:]
-        return reduce(patches, "b n d -> b d", "mean")
-
+    @checked
     def forward(
-        self, pictures: Float[Tensor, "b channels height width"]
+        self, images: Float[Tensor, "b {self.config.channels} height width"]
     ) -> Float[Tensor, "b classes"]:
-        """Give the logits of each picture's classes.
+        """Return the logits of the classes.
 
         Args:
-            pictures: Pictures that the patch divides.
+            images: Images that the patch divides.
 
         Returns:
-            The logits.
+            The logits; the features, if the model has no head.
 
         Raises:
-            TypeError: If the pictures are not floating-point.
-            ValueError: If they have other axes or channels, or the patch does not
-                divide them.
+            ValueError: If the patch does not divide the images.
         """
-        return self.head(self.features(pictures))
+        tokens = self.embed(images)
+        tokens = self.encoder(tokens)
+        return self.head(self.pool(tokens))
+
+    def embed(
+        self, images: Float[Tensor, "b {self.config.channels} height width"]
+    ) -> Float[Tensor, "b n {self.config.dim}"]:
+        """Return the tokens that enter the encoder, the class token first, if any."""
+        grid = self.positions(self.patch_embedding(images))
+        tokens = rearrange(grid, "b rows columns d -> b (rows columns) d")
+        if self.class_token is not None:
+            first = self.class_token
+            if self.class_position is not None:
+                first = first + self.class_position
+            first = repeat(first, "d -> b 1 d", b=tokens.shape[0])
+            tokens = torch.cat([first, tokens], dim=1)
+        return self.dropout(tokens)
+
+    def encode(
+        self, images: Float[Tensor, "b {self.config.channels} height width"]
+    ) -> Float[Tensor, "b n {self.config.dim}"]:
+        """Return every token as it leaves the encoder.
+
+        Args:
+            images: Images that the patch divides.
+
+        Returns:
+            The class token, if there is one, then those of the patches, row by row.
+        """
+        return self.encoder(self.embed(images))
+
+    @checked
+    def pool(
+        self, tokens: Float[Tensor, "b n {self.config.dim}"]
+    ) -> Float[Tensor, "b {self.config.dim}"]:
+        """Represent each image by one vector, the input of the head.
+
+        Args:
+            tokens: Output of `encode`.
+
+        Returns:
+            The class token, or the mean of the patches' tokens, after the pooler.
+        """
+        if self.config.pool == "class":
+            return self.pooler(tokens[:, 0])
+        patches = tokens[:, 1:] if self.config.class_token else tokens
+        return self.pooler(reduce(patches, "b n d -> b d", "mean"))
+
+    def features(
+        self, images: Float[Tensor, "b {self.config.channels} height width"]
+    ) -> Float[Tensor, "b {self.config.dim}"]:
+        """Represent each image by one vector, the input of the head.
+
+        Args:
+            images: Images that the patch divides.
+        """
+        return self.pool(self.encode(images))
+
+
+def _head(dim: int, num_classes: int | None, factory: dict[str, Any]) -> nn.Module:
+    if num_classes is None:
+        return nn.Identity()
+    return nn.Linear(dim, num_classes, **factory)
+
+
+def _reset_head(head: nn.Module) -> None:
+    # Small, so that the first predictions are nearly uniform, but not zero, so that
+    # the gradient reaches every layer.
+    if isinstance(head, nn.Linear):
+        nn.init.trunc_normal_(head.weight, std=0.02)
+        nn.init.zeros_(head.bias)
 
 
 def _positions(
-    name: PicturePositions,
-    grid: tuple[int, int],
-    dim: int,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
+    name: Positions, grid: tuple[int, int], dim: int, factory: dict[str, Any]
 ) -> nn.Module:
     if name == "learned":
-        return LearnedPositions2D(grid, dim, device=device, dtype=dtype)
-    if name == "learned_axes":
-        return LearnedAxes2D(grid, dim, device=device, dtype=dtype)
-    check_choice("positions", name, ("learned", "learned_axes", "sinusoidal", "none"))
+        return LearnedPositions2D(grid, dim, **factory)
+    if name == "axial":
+        return AxialPositions2D(grid, dim, **factory)
     return SinusoidalPositions2D(dim) if name == "sinusoidal" else nn.Identity()
 
 
-def _grid(picture: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
-    (height, width), (i, j) = picture, patch
+def _grid(image: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
+    (height, width), (i, j) = image, patch
     if height < 1 or width < 1 or height % i or width % j:
         raise ValueError(
-            "the patch must divide the picture, "
-            f"got a patch of {i}×{j} and a picture of {height}×{width} pixels."
+            "the patch must divide the image, "
+            f"got a patch of {i}×{j} and an image of {height}×{width} pixels."
         )
     return height // i, width // j

@@ -1,43 +1,44 @@
 r"""Attention as convolution: the theorem, as exact and fast software.
 
-Give attention nothing but positions to look at, and let the score of a key fall with
-the square of its distance from some spot beside the query. A head is then a Gaussian
-window at that spot; as it sharpens, it becomes a shift; and shifts, each with a matrix
-of its own, add up to a convolution. So *a layer of $K^2$ heads can express any
-convolution with a $K \times K$ kernel* (Cordonnier, Loukas & Jaggi, 2020).
+Give attention nothing but positions to compare, and let the score of a key fall with
+the square of its distance from a center beside the query. A head is then a Gaussian
+window around that center; as it sharpens, it becomes a shift; and shifts, each with a
+matrix of its own, add up to a convolution. So *a layer of $K^2$ heads can express any
+convolution with a $K \times K$ kernel* (Cordonnier, Loukas & Jaggi, 2020). The theorem
+says what attention *can express*. It does not say that training finds it.
 
-This chapter makes that sentence run:
+Read the modules in this order:
 
-1. [`GaussianSelfAttention`
-   ][transformers_hw.attention_as_convolution.GaussianSelfAttention] is the layer. Its
-   weights factorise exactly into rows and columns.
-2. [`attention_from_convolution`
-   ][transformers_hw.attention_as_convolution.attention_from_convolution] and
-   [`attentionize`][transformers_hw.attention_as_convolution.attentionize] turn any
-   convolution, and any model of them, into attention with the same outputs.
-3. [`fewest_heads`][transformers_hw.attention_as_convolution.fewest_heads]: how many
-   heads are really needed is the rank of the taps, or one more.
-4. [`convolution_from_attention`
-   ][transformers_hw.attention_as_convolution.convolution_from_attention] goes back,
-   with a bound on the error.
-5. The assignment's program, up to a
-   [`PictureBert`][transformers_hw.attention_as_convolution.PictureBert] that learns
-   where its heads should look.
-
-The theorem says what attention *can express*. It does not say that training finds it.
+1. `gaussian`: the layer, [`GaussianSelfAttention`
+   ][transformers_hw.attention_as_convolution.GaussianSelfAttention]. Its weights
+   factorize exactly into rows and columns.
+2. `conversion`: the theorem. [`attention_from_convolution`
+   ][transformers_hw.attention_as_convolution.attention_from_convolution] turns one
+   convolution into attention with the same outputs, and [`attentionize`
+   ][transformers_hw.attention_as_convolution.attentionize] all those of a model.
+3. `effective`: the way back. [`convolution_from_attention`
+   ][transformers_hw.attention_as_convolution.convolution_from_attention] approximates
+   an attention layer by a convolution, with a bound on the error. Then `metrics`:
+   [`head_metrics`][transformers_hw.attention_as_convolution.head_metrics] measures how
+   near a layer has come to a small one.
+4. `assignment`: the encodings and plots that the assignment asks for by name.
+5. `learned_relative` and `image_bert`: the paper's models. The heads of an [`ImageBert`
+   ][transformers_hw.attention_as_convolution.ImageBert] learn where to attend.
+6. `relative_table`, an appendix: the number of heads that a kernel needs is the rank of
+   its taps, or one more ([`fewest_heads`
+   ][transformers_hw.attention_as_convolution.fewest_heads]).
 """
 
 from transformers_hw.attention_as_convolution.assignment import (
     AbsolutePositionalEmbedding,
-    BertFFN,
     RelativePositionalEmbedding,
     verify_limit,
     visualize_abs_positional_embedding,
     visualize_rel_positional_embedding,
 )
 from transformers_hw.attention_as_convolution.conversion import (
-    ConvolutionAsAttention,
     ConvolutionAxis,
+    PaddedAttention,
     attention_from_convolution,
     attentionize,
 )
@@ -47,15 +48,18 @@ from transformers_hw.attention_as_convolution.effective import (
     effective_kernel,
 )
 from transformers_hw.attention_as_convolution.gaussian import GaussianSelfAttention
-from transformers_hw.attention_as_convolution.mixing import (
-    mix_densely,
-    mix_separably,
-    mix_shifted,
+from transformers_hw.attention_as_convolution.image_bert import (
+    BertFFN,
+    ImageBert,
+    ImageBertConfig,
+    ImageBertLayer,
 )
-from transformers_hw.attention_as_convolution.picture_bert import (
+from transformers_hw.attention_as_convolution.learned_relative import (
     LearnedRelativeSelfAttention,
-    PictureBert,
-    PictureBertLayer,
+)
+from transformers_hw.attention_as_convolution.metrics import (
+    HeadMetrics,
+    head_metrics,
 )
 from transformers_hw.attention_as_convolution.relative_table import (
     RelativeTableAttention,
@@ -65,13 +69,15 @@ from transformers_hw.attention_as_convolution.relative_table import (
 __all__ = [
     "AbsolutePositionalEmbedding",
     "BertFFN",
-    "ConvolutionAsAttention",
     "ConvolutionAxis",
     "EffectiveConvolution",
     "GaussianSelfAttention",
+    "HeadMetrics",
+    "ImageBert",
+    "ImageBertConfig",
+    "ImageBertLayer",
     "LearnedRelativeSelfAttention",
-    "PictureBert",
-    "PictureBertLayer",
+    "PaddedAttention",
     "RelativePositionalEmbedding",
     "RelativeTableAttention",
     "attention_from_convolution",
@@ -79,9 +85,7 @@ __all__ = [
     "convolution_from_attention",
     "effective_kernel",
     "fewest_heads",
-    "mix_densely",
-    "mix_separably",
-    "mix_shifted",
+    "head_metrics",
     "verify_limit",
     "visualize_abs_positional_embedding",
     "visualize_rel_positional_embedding",

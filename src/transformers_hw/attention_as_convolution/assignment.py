@@ -1,7 +1,7 @@
 r"""The assignment's program: encodings, what they attend to, and the limit.
 
-**The sign.** The assignment defines $\delta = q - k$, so that its head with centre
-$\Delta$ looks at the pixel $q - \Delta$. Everything in this file follows it;
+**The sign.** The assignment defines $\delta = q - k$, so that its head with center
+$\Delta$ attends to the pixel $q - \Delta$. Everything in this file follows it;
 [`GaussianSelfAttention`][transformers_hw.attention_as_convolution.GaussianSelfAttention]
 takes key minus query, and $-\Delta$ for the same head.
 """
@@ -15,38 +15,38 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transformers_hw._checks import check_choice, check_dropout, check_sizes
+from transformers_hw._engine.arguments import check_choice, check_sizes
+from transformers_hw._engine.shapes import checked
 from transformers_hw.positional_encoding import (
     LearnedPositions2D,
     SinusoidalPositions2D,
 )
-from transformers_hw.transformer import FeedForward, LayerNorm
 
 
 @runtime_checkable
 class _Axes(Protocol):
-    """What is asked of a plot to draw into: matplotlib's `Axes` will do."""
+    """What a plot must offer; matplotlib's `Axes` does."""
 
     def imshow(self, X: object, /) -> object:  # noqa: N803
-        """Show a matrix as a picture."""
+        """Show a matrix as an image."""
 
     def set_title(self, label: str, /) -> object:
-        """Write a title above."""
+        """Set the title of the plot."""
 
 
 class AbsolutePositionalEmbedding(nn.Module):
-    r"""Give each pixel a code of its own, and add it: $Z + P$.
+    r"""Add an embedding of its position to each pixel: $Z + P$.
 
     Args:
-        grid: Rows and columns of the picture.
-        dim: Width of a pixel; a multiple of four if the codes are sinusoidal.
-        kind: `"learned"`, a table, or `"sinusoidal"`, fixed waves: half of them
-            along the rows, half along the columns.
-        device: Where to put the table.
-        dtype: Type of the table.
+        grid: Rows and columns of the image.
+        dim: Width of a pixel; a multiple of four if the embeddings are sinusoidal.
+        kind: `"learned"`, or `"sinusoidal"`, fixed waves: half of them along the rows,
+            half along the columns.
+        device: Device of learned embeddings.
+        dtype: Dtype of learned embeddings.
 
     Raises:
-        ValueError: If a size or `kind` is not valid.
+        ValueError: If a size is not positive, or `kind` is unknown.
 
     Examples:
         >>> embedding = AbsolutePositionalEmbedding((5, 7), 8)
@@ -54,6 +54,7 @@ class AbsolutePositionalEmbedding(nn.Module):
         torch.Size([2, 5, 7, 8])
     """
 
+    @checked
     def __init__(
         self,
         grid: tuple[int, int],
@@ -67,34 +68,27 @@ class AbsolutePositionalEmbedding(nn.Module):
         check_choice("kind", kind, ("learned", "sinusoidal"))
         check_sizes(**{"grid (rows)": grid[0], "grid (columns)": grid[1]}, dim=dim)
         self.grid = grid
+        self.rows, self.columns = grid
         self.positions = (
             LearnedPositions2D(grid, dim, device=device, dtype=dtype)
             if kind == "learned"
             else SinusoidalPositions2D(dim)
         )
 
-    def codes(self) -> Float[Tensor, "rows columns d"]:
-        """Give $P$."""
-        return self.positions.codes(self.grid)
+    def embeddings(self) -> Float[Tensor, "rows columns d"]:
+        """Return $P$."""
+        return self.positions.embeddings(self.grid)
 
+    @checked
     def forward(
-        self, x: Float[Tensor, "b rows columns d"]
-    ) -> Float[Tensor, "b rows columns d"]:
-        """Add the codes to a picture.
-
-        Raises:
-            ValueError: If the picture is not of the embedding's size.
-        """
-        if x.dim() != 4 or tuple(x.shape[1:3]) != self.grid:
-            raise ValueError(
-                f"x must be (batch, {self.grid[0]}, {self.grid[1]}, width), "
-                f"got shape {tuple(x.shape)}."
-            )
+        self, x: Float[Tensor, "b {self.rows} {self.columns} dim"]
+    ) -> Float[Tensor, "b {self.rows} {self.columns} dim"]:
+        """Add the embeddings to an image of the grid's size."""
         return self.positions(x)
 
 
 class RelativePositionalEmbedding(nn.Module):
-    r"""Encode how far apart two pixels are: the Gaussian encoding, term by term.
+    r"""Score pairs of pixels by their offset: the Gaussian encoding, term by term.
 
     $$
     r_\delta = \begin{pmatrix} \lVert\delta\rVert^2 \\ \delta_1 \\ \delta_2
@@ -110,24 +104,25 @@ class RelativePositionalEmbedding(nn.Module):
     \qquad c = -\lVert\Delta\rVert^2,
     $$
 
-    which softmax does not see. Since $\delta = q - k$ here, the head looks at the
-    pixel $q - \Delta$. This is the form to read. To compute with, take
+    to which softmax is blind. Since $\delta = q - k$ here, the head attends to the
+    pixel $q - \Delta$. This form is for reading. For computing, take
     [`GaussianSelfAttention`
-    ][transformers_hw.attention_as_convolution.GaussianSelfAttention]: in half
-    precision the terms here are large, and cancel.
+    ][transformers_hw.attention_as_convolution.GaussianSelfAttention]: the terms here
+    are large and cancel, which fails in half precision.
 
     Args:
-        centers: $\Delta^{(h)}$ of each head, in the assignment's sign.
-        sharpness: $\alpha$, for all heads at first. Both are learnt.
-        device: Where to put the parameters.
-        dtype: Type of the parameters.
+        centers: $\Delta^{(h)}$ of each head, in the assignment's sign; learned.
+        sharpness: Initial $\alpha$ of all heads; learned.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Raises:
-        ValueError: If the centres are not finite pairs or $\alpha$ not positive.
+        ValueError: If the centers are not finite pairs, or `sharpness` is not positive
+            and finite.
 
     Examples:
         >>> embedding = RelativePositionalEmbedding([(0, -1)], sharpness=2.0)
-        >>> embedding.codes(3, 3)[1, 1, 0, 2]  # δ = (1, 1) − (0, 2)
+        >>> embedding.embeddings(3, 3)[1, 1, 0, 2]  # δ = (1, 1) − (0, 2)
         tensor([ 2.,  1., -1.])
         >>> embedding.head_vectors()
         tensor([[-2.,  0., -4.]], grad_fn=...)
@@ -156,29 +151,31 @@ class RelativePositionalEmbedding(nn.Module):
         self.centers = nn.Parameter(placed.clone())
         self.sharpness = nn.Parameter(torch.full_like(placed[:, 0], sharpness))
 
-    def codes(self, rows: int, columns: int) -> Float[Tensor, "i j rows columns 3"]:
-        r"""Give $r_\delta$ for every pair of pixels: query first, then key."""
+    def embeddings(
+        self, rows: int, columns: int
+    ) -> Float[Tensor, "i j rows columns 3"]:
+        r"""Return $r_\delta$ for every pair of pixels: query first, then key."""
         down = torch.arange(rows, device=self.centers.device)
         right = torch.arange(columns, device=self.centers.device)
         first = rearrange(down, "i -> i 1 1 1") - rearrange(down, "k -> 1 1 k 1")
         second = rearrange(right, "j -> 1 j 1 1") - rearrange(right, "l -> 1 1 1 l")
         terms = torch.broadcast_tensors(first**2 + second**2, first, second)
-        return torch.stack(terms, dim=-1).to(self.centers.dtype)
+        stacked = rearrange([*terms], "r i j k l -> i j k l r")
+        return stacked.to(self.centers.dtype)
 
     def head_vectors(self) -> Float[Tensor, "heads 3"]:
-        """Give $v^{(h)}$."""
-        ones = torch.ones_like(self.centers[:, :1])
-        terms = torch.cat([ones, -2.0 * self.centers], dim=1)
+        """Return $v^{(h)}$."""
+        terms = nn.functional.pad(-2.0 * self.centers, (1, 0), value=1.0)
         return -rearrange(self.sharpness, "h -> h 1") * terms
 
     def forward(
         self, rows: int, columns: int
     ) -> Float[Tensor, "heads i j rows columns"]:
-        """Give the attention probabilities, by one softmax over all keys."""
+        """Return the attention weights, by one softmax over all keys."""
         check_sizes(rows=rows, columns=columns)
         scores = einsum(
             self.head_vectors(),
-            self.codes(rows, columns),
+            self.embeddings(rows, columns),
             "h r, i j k l r -> h i j k l",
         )
         joint = rearrange(scores, "h i j k l -> h i j (k l)").softmax(dim=-1)
@@ -191,32 +188,30 @@ def visualize_abs_positional_embedding(
     *,
     axes: _Axes | None = None,
 ) -> Float[Tensor, "rows columns"]:
-    r"""Show how alike a pixel's code is to all others: the cosine of each pair.
+    r"""Compare the embedding of one pixel with all others by cosine similarity.
 
     Args:
-        embedding: The codes.
+        embedding: The embeddings.
         query: Row and column of the pixel.
-        axes: Where to draw the map, if anywhere: an `Axes` of matplotlib.
+        axes: Plot to draw the map into, such as an `Axes` of matplotlib.
 
     Returns:
-        The map, one at the query itself.
+        The map, which is one at the query itself.
 
     Raises:
-        ValueError: If the query is not in the picture.
+        ValueError: If the query is not in the image.
 
     Examples:
         >>> embedding = AbsolutePositionalEmbedding((5, 7), 8)
-        >>> alike = visualize_abs_positional_embedding(embedding, (2, 3))
-        >>> bool(alike.argmax() == 2 * 7 + 3)
+        >>> similarity = visualize_abs_positional_embedding(embedding, (2, 3))
+        >>> bool(similarity.argmax() == 2 * 7 + 3)
         True
     """
     _check_query(query, embedding.grid)
-    codes = nn.functional.normalize(embedding.codes().detach(), dim=-1)
-    alike = einsum(codes[query], codes, "d, i j d -> i j")
-    if axes is not None:
-        axes.imshow(alike.cpu().numpy())
-        axes.set_title(f"similarity to {query}")
-    return alike
+    directions = nn.functional.normalize(embedding.embeddings().detach(), dim=-1)
+    similarity = einsum(directions[query], directions, "d, i j d -> i j")
+    _draw([similarity], [f"similarity to {query}"], None if axes is None else [axes])
+    return similarity
 
 
 def visualize_rel_positional_embedding(
@@ -226,21 +221,21 @@ def visualize_rel_positional_embedding(
     *,
     axes: Sequence[_Axes] | None = None,
 ) -> Float[Tensor, "heads rows columns"]:
-    r"""Show where each head looks from one pixel.
+    r"""Map the attention weights of each head from one query pixel.
 
     Args:
         embedding: The heads.
-        grid: Rows and columns of the picture.
+        grid: Rows and columns of the image.
         query: Row and column of the pixel.
-        axes: Where to draw, one for each head, if anywhere.
+        axes: Plots to draw into, one per head.
 
     Returns:
-        A map of probabilities for each head. It is brightest at $q - \Delta$: a plot
+        A map of weights for each head. It is brightest at $q - \Delta$: a plot
         of $\Delta$ itself is its mirror image.
 
     Raises:
-        ValueError: If the query is not in the picture, or the axes are not as many
-            as the heads.
+        ValueError: If the query is not in the image, or there are not as many axes
+            as heads.
 
     Examples:
         >>> embedding = RelativePositionalEmbedding([(1, 2)], sharpness=5.0)
@@ -263,7 +258,7 @@ def verify_limit(
     query: tuple[int, int],
     axes: Sequence[_Axes] | None = None,
 ) -> Float[Tensor, "alphas rows columns"]:
-    r"""Show a head sharpen: its probabilities as $\alpha$ grows.
+    r"""Map the attention weights of one head as its sharpness $\alpha$ grows.
 
     $$
     \lim_{\alpha\to\infty} \operatorname{softmax}_k(-\alpha\lVert\delta -
@@ -271,22 +266,22 @@ def verify_limit(
     pixels nearest to } q - \Delta \\ 0 & \text{otherwise} \end{cases}
     $$
 
-    For whole $\Delta$ there is one nearest pixel: $q - \Delta$ itself if it lies in
-    the picture, else the pixel at its coordinate-wise clamp.
+    For integer $\Delta$ there is one nearest pixel: $q - \Delta$ itself if it lies in
+    the image, else the pixel at its coordinate-wise clamp.
 
     Args:
         center: $\Delta$, in the assignment's sign.
-        sharpnesses: The values of $\alpha$, each finite.
-        grid: Rows and columns of the picture.
-        query: Row and column of the pixel that looks.
-        axes: Where to draw, one for each $\alpha$, if anywhere.
+        sharpnesses: The values of $\alpha$, positive and finite.
+        grid: Rows and columns of the image.
+        query: Row and column of the query pixel.
+        axes: Plots to draw into, one per $\alpha$.
 
     Returns:
         A map for each $\alpha$, computed in float64.
 
     Raises:
-        ValueError: If the query is not in the picture, no $\alpha$ is given or one
-            is not positive, or the axes are not as many.
+        ValueError: If the query is not in the image, an $\alpha$ is not positive and
+            finite, or there is none, or there are not as many axes.
 
     Examples:
         >>> maps = verify_limit((0, 1), [0.1, 1, 10], grid=(5, 5), query=(2, 2))
@@ -303,57 +298,12 @@ def verify_limit(
         )
         maps.append(head(*grid)[0, query[0], query[1]].detach())
     _draw(maps, [f"α = {sharpness:g}" for sharpness in sharpnesses], axes)
-    return torch.stack(maps)
-
-
-class BertFFN(nn.Module):
-    r"""The second half of a BERT layer: a small network, a residual, a layer norm.
-
-    $$\operatorname{LayerNorm}(x + \operatorname{dropout}(\operatorname{GELU}(x W_1 +
-    b_1) W_2 + b_2))$$
-
-    Args:
-        dim: Width of a token.
-        hidden_dim: Width of the hidden layer.
-        dropout: Probability of dropping an output of the network in training.
-        eps: Added to the variance by the layer norm; BERT has $10^{-12}$.
-        device: Where to put the parameters.
-        dtype: Type of the parameters.
-
-    Raises:
-        ValueError: If a size or the dropout is not valid.
-
-    Examples:
-        >>> BertFFN(5, 11)(torch.randn(2, 3, 5)).shape
-        torch.Size([2, 3, 5])
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        hidden_dim: int,
-        *,
-        dropout: float = 0.0,
-        eps: float = 1e-12,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        check_dropout(dropout)
-        self.network = FeedForward(
-            dim, hidden_dim, activation="gelu", device=device, dtype=dtype
-        )
-        self.dropout = nn.Dropout(dropout)
-        self.norm = LayerNorm(dim, eps=eps, device=device, dtype=dtype)
-
-    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        """Transform each token."""
-        return self.norm(x + self.dropout(self.network(x)))
+    return rearrange(maps, "alphas rows columns -> alphas rows columns")
 
 
 def _check_query(query: tuple[int, int], grid: tuple[int, int]) -> None:
     if not all(0 <= at < size for at, size in zip(query, grid, strict=True)):
-        raise ValueError(f"query must be a pixel of the {grid} picture, got {query}.")
+        raise ValueError(f"query must be a pixel of the {grid} image, got {query}.")
 
 
 def _draw(
@@ -363,6 +313,6 @@ def _draw(
         return
     if len(axes) != len(titles):
         raise ValueError(f"axes must be {len(titles)}, one a map, got {len(axes)}.")
-    for one, title, picture in zip(axes, titles, maps, strict=True):
-        one.imshow(picture.cpu().numpy())
+    for one, title, image in zip(axes, titles, maps, strict=True):
+        one.imshow(image.cpu().numpy())
         one.set_title(title)

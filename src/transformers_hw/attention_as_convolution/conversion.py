@@ -1,6 +1,6 @@
-r"""Any convolution as attention, tap by tap.
+r"""The theorem: any convolution as attention, one hard head per tap.
 
-One layer at a time, and then all those of a model.
+First one layer at a time, then all convolutions of a model.
 """
 
 import copy
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from transformers_hw._checks import check_choice
+from transformers_hw._engine.arguments import check_choice
 from transformers_hw.attention_as_convolution.gaussian import GaussianSelfAttention
 from transformers_hw.attention_as_convolution.relative_table import (
     RelativeTableAttention,
@@ -27,7 +27,7 @@ PADDING_MODES = {"zeros": "constant"}
 
 
 class ConvolutionAxis(NamedTuple):
-    """How a convolution moves along one axis of the picture.
+    """The geometry of a convolution along one axis of the image.
 
     Attributes:
         size: Number of taps $K$.
@@ -37,19 +37,19 @@ class ConvolutionAxis(NamedTuple):
         after: Pixels of padding behind.
     """
 
-    size: int
-    dilation: int
-    stride: int
-    before: int
-    after: int
+    size: int = 1
+    dilation: int = 1
+    stride: int = 1
+    before: int = 0
+    after: int = 0
 
     @property
     def offsets(self) -> list[int]:
-        r"""Where the taps look: $-\lfloor K/2\rfloor, \dots$, times the dilation."""
+        r"""Offsets of the taps: $-\lfloor K/2\rfloor, \dots$, times the dilation."""
         return [self.dilation * (tap - self.size // 2) for tap in range(self.size)]
 
     def pads(self, *, clamped: bool) -> tuple[int, int]:
-        """Give the padding to be done explicitly; a border that clamps spares some."""
+        """Return the padding to be done explicitly; heads that clamp need less."""
         if not clamped:
             return self.before, self.after
         return (
@@ -58,31 +58,32 @@ class ConvolutionAxis(NamedTuple):
         )
 
     def queries(self, length: int, *, clamped: bool) -> slice:
-        """Say which pixels of the explicitly padded axis ask.
+        """Return which pixels of the explicitly padded axis are queries.
 
         Raises:
             ValueError: If the window does not fit into the padded axis.
         """
         reach = self.dilation * (self.size - 1)
-        places = length + self.before + self.after - reach
-        if places < 1:
+        outputs = length + self.before + self.after - reach
+        if outputs < 1:
             raise ValueError(
-                f"the padded picture must be at least {reach + 1} pixels long for this "
+                f"the padded image must be at least {reach + 1} pixels long for this "
                 f"kernel, got {length + self.before + self.after}."
             )
         start = self.pads(clamped=clamped)[0] - self.before - self.offsets[0]
-        return slice(start, start + places, self.stride)
+        return slice(start, start + outputs, self.stride)
 
 
-class ConvolutionAsAttention(nn.Module):
-    """Do a convolution's work by attention: pad, attend, where outputs are wanted.
+class PaddedAttention(nn.Module):
+    """Pad an image, and attend from the pixels at which a convolution has outputs.
 
     [`attention_from_convolution`
-    ][transformers_hw.attention_as_convolution.attention_from_convolution] makes it.
+    ][transformers_hw.attention_as_convolution.attention_from_convolution] builds it.
+    It takes and returns images channels first, as convolutions do.
 
     Args:
-        attention: The layer; a head's weights tell which offset it looks at.
-        axes: The geometry: rows and columns of a picture, or a sequence's only axis.
+        attention: Position-only attention, whose heads fetch what the taps would.
+        axes: Geometry of the rows and columns of an image, or of a sequence's one axis.
         padding_mode: `"zeros"`, `"reflect"`, `"replicate"` or `"circular"`.
     """
 
@@ -97,19 +98,19 @@ class ConvolutionAsAttention(nn.Module):
         self.attention = attention
         self.axes = axes
         self.padding_mode = padding_mode
-        # A table hides what is outside the picture; only Gaussian heads clamp.
+        # A table hides what is outside the image; only Gaussian heads clamp.
         self.clamped = padding_mode == "replicate" and isinstance(
             attention, GaussianSelfAttention
         )
 
-    def forward(self, x: Float[Tensor, "*pictures"]) -> Float[Tensor, "*convolved"]:
-        """Convolve, in the layout of the convolution: `(b, c, h, w)` or `(b, c, n)`.
+    def forward(self, x: Float[Tensor, "*images"]) -> Float[Tensor, "*convolved"]:
+        """Convolve images `(b, c, h, w)` or sequences `(b, c, n)`.
 
         Args:
-            x: Pictures (or sequences), channels first; the batch axis may be missing.
+            x: Images (or sequences), channels first; the batch axis may be missing.
 
         Returns:
-            What the convolution gives.
+            The output of the convolution.
 
         Raises:
             ValueError: If `x` has the wrong number of axes or is too small.
@@ -121,19 +122,18 @@ class ConvolutionAsAttention(nn.Module):
                 f"axis, got shape {tuple(x.shape)}."
             )
         batched = x if x.dim() == axes + 2 else rearrange(x, "... -> 1 ...")
-        rows = ConvolutionAxis(1, 1, 1, 0, 0) if axes == 1 else self.axes[0]
-        columns = self.axes[-1]
-        picture = rearrange(batched, "b c n -> b c 1 n") if axes == 1 else batched
+        image = rearrange(batched, "b c n -> b c 1 n") if axes == 1 else batched
+        rows, columns = _rows_and_columns(self.axes)
         queries = (
-            rows.queries(picture.shape[2], clamped=self.clamped),
-            columns.queries(picture.shape[3], clamped=self.clamped),
+            rows.queries(image.shape[2], clamped=self.clamped),
+            columns.queries(image.shape[3], clamped=self.clamped),
         )
         pads = (*columns.pads(clamped=self.clamped), *rows.pads(clamped=self.clamped))
         if any(pads):
             mode = PADDING_MODES.get(self.padding_mode, self.padding_mode)
-            picture = F.pad(picture, pads, mode=mode)
-        pixels = rearrange(picture, "b c h w -> b h w c")
-        output, _ = self.attention(pixels, queries=queries)
+            image = F.pad(image, pads, mode=mode)
+        pixels = rearrange(image, "b c h w -> b h w c")
+        output = self.attention(pixels, queries=queries)
         pattern = "b 1 w c -> b c w" if axes == 1 else "b h w c -> b c h w"
         output = rearrange(output, pattern)
         return output if x.dim() == axes + 2 else rearrange(output, "1 ... -> ...")
@@ -148,41 +148,49 @@ def attention_from_convolution(
     *,
     heads: Literal["taps", "fewest"] = "taps",
     sharpness: float | int = math.inf,
-) -> ConvolutionAsAttention:
-    r"""Build the attention layer that gives what a convolution gives.
+) -> PaddedAttention:
+    r"""Build the attention layer that computes what a convolution computes.
+
+    [`attentionize`][transformers_hw.attention_as_convolution.attentionize] does this
+    for every convolution of a model; [`convolution_from_attention`
+    ][transformers_hw.attention_as_convolution.convolution_from_attention] is the way
+    back. Chapter 4's [`convolution_attention`
+    ][transformers_hw.self_attention.convolution_attention] does it in one dimension,
+    with queries and keys that are one-hot positions.
 
     A convolution adds $X_{q+\delta} T_\delta$ over the offsets $\delta$ of its window.
-    A hard head with centre $\delta$ fetches $X_{q+\delta}$, and its $W^{(h)}$ can be
-    any matrix, so a head for each tap gives the same sum. Attention does by itself:
+    A hard head with center $\delta$ fetches $X_{q+\delta}$, and its $W^{(h)}$ can be
+    any matrix, so one head per tap gives the same sum. Attention does by itself:
 
-    - taps and dilation: heads, one for each tap, with centre $\delta$;
+    - taps and dilation: one head per tap, with center $\delta$;
     - channels, groups and bias: $W^{(h)}$, block-diagonal for groups, and $b$;
-    - replicate padding, up to the window's reach: the border, since hard heads clamp.
+    - replicate padding, up to the window's reach: hard heads clamp at the border.
 
     The rest is done explicitly around it:
 
-    - other padding (zeros, reflect, circular), or more: the picture is padded first;
-    - places at the border without an output: they do not ask, which is a crop;
-    - a stride: only the pixels it steps on ask, which is subsampling.
+    - other padding (zeros, reflect, circular), or more: the image is padded first;
+    - pixels at the border without an output are not queries, which is a crop;
+    - with a stride, only every so many pixels are queries, which is subsampling.
 
     Args:
         conv: An `nn.Conv1d` or `nn.Conv2d`: any kernel, dilation, stride, groups,
-            bias, padding and padding mode. Its numbers are copied.
-        heads: `"taps"` takes one Gaussian head for each tap. `"fewest"` takes as few
-            heads as position-only attention allows, with tabulated weights (see
+            bias, padding and padding mode. Its weights are copied.
+        heads: `"taps"` for one Gaussian head per tap; `"fewest"` for as few heads as
+            position-only attention allows, with tabulated weights (see
             [`fewest_heads`][transformers_hw.attention_as_convolution.fewest_heads]):
-            two at most for a kernel between single channels.
+            at most two for a kernel between single channels.
         sharpness: $\alpha$ of the Gaussian heads. At the default, hard heads, the
             outputs are equal up to the order of summation. A finite one leaves up to
             $4e^{-\alpha}/(1 - e^{-3\alpha})$ of each head's weight off its target.
 
     Returns:
-        A module that takes and gives what the convolution does.
+        A module that takes and returns what the convolution does.
 
     Raises:
-        TypeError: If `conv` is anything else; a subclass may compute anything else.
-        ValueError: If `heads` or `sharpness` is not valid, or if tabulated heads
-            are asked for a sharpness.
+        TypeError: If `conv` is anything else, even a subclass, which may compute
+            anything else.
+        ValueError: If `heads` is unknown, `sharpness` is not positive, or tabulated
+            heads are given a finite sharpness.
 
     Examples:
         >>> conv = nn.Conv2d(2, 3, 3, stride=2, padding=1, padding_mode="reflect")
@@ -207,7 +215,7 @@ def attention_from_convolution(
             f"sharpness is for heads='taps'; the fewest have none, got {sharpness}."
         )
     axes = tuple(_axis(conv, i) for i in range(len(conv.kernel_size)))
-    rows = ConvolutionAxis(1, 1, 1, 0, 0) if len(axes) == 1 else axes[0]
+    rows, columns = _rows_and_columns(axes)
     taps = _tap_matrices(conv)
     common = {
         "output_dim": conv.out_channels,
@@ -216,7 +224,7 @@ def attention_from_convolution(
         "dtype": conv.weight.dtype,
     }
     if heads == "taps":
-        centers = [(float(i), float(j)) for i in rows.offsets for j in axes[-1].offsets]
+        centers = [(i, j) for i in rows.offsets for j in columns.offsets]
         attention = GaussianSelfAttention(
             conv.in_channels,
             len(taps),
@@ -229,44 +237,45 @@ def attention_from_convolution(
         attention = RelativeTableAttention(
             conv.in_channels,
             len(weights),
-            (rows.size, axes[-1].size),
-            dilation=(rows.dilation, axes[-1].dilation),
+            (rows.size, columns.size),
+            dilation=(rows.dilation, columns.dilation),
             **common,
         )
         taps = rearrange(values, "h (c e) -> h c e", c=conv.in_channels)
+        scores = rearrange(weights.log(), "h (m n) -> h m n", m=rows.size)
         with torch.no_grad():
-            attention.scores.copy_(weights.log().view_as(attention.scores))
+            attention.scores.copy_(scores)
     with torch.no_grad():
         attention.value_weight.copy_(taps)
         if attention.bias is not None and conv.bias is not None:
             attention.bias.copy_(conv.bias)
-    result = ConvolutionAsAttention(
-        attention, axes=axes, padding_mode=conv.padding_mode
-    )
-    return result.train(conv.training)
+    padded = PaddedAttention(attention, axes=axes, padding_mode=conv.padding_mode)
+    return padded.train(conv.training)
 
 
 def attentionize(model: nn.Module, *, sharpness: float | int = math.inf) -> nn.Module:
-    """Copy a model, with every convolution replaced by attention.
+    r"""Copy a model, and replace every convolution in the copy by attention.
 
-    Convolutions that are modules are found; calls of `F.conv2d` inside a module's
-    own `forward` are not. A module used in several places stays one module.
+    Each one becomes what [`attention_from_convolution`
+    ][transformers_hw.attention_as_convolution.attention_from_convolution] makes of it.
+    Calls of `F.conv2d` inside a module's own `forward` are not found. A module used in
+    several places stays one module.
 
     Args:
-        model: Any model. It is left as it is.
-        sharpness: As for `attention_from_convolution`.
+        model: Any model. It is left unchanged.
+        sharpness: Sharpness $\alpha$ of the heads, infinite by default.
 
     Returns:
         A copy that computes the same function.
 
     Raises:
-        TypeError: If the model has a convolution that has no such replacement: a
-            transposed or 3-D one, a lazy one, a subclass. The message says where.
+        TypeError: If the model has a convolution without such a replacement: a
+            transposed, 3-D or lazy one, or a subclass. The message says where.
 
     Examples:
         >>> model = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU())
         >>> attentionize(model)[0].attention
-        GaussianSelfAttention(3, heads=9, output_dim=5, ..., sharpness=inf)
+        GaussianSelfAttention(3, heads=9, output_dim=5, ..., sharpness=inf, ...)
     """
     result = copy.deepcopy(model)
     made: dict[nn.Module, nn.Module] = {}
@@ -285,6 +294,13 @@ def attentionize(model: nn.Module, *, sharpness: float | int = math.inf) -> nn.M
     return result
 
 
+def _rows_and_columns(
+    axes: tuple[ConvolutionAxis, ...],
+) -> tuple[ConvolutionAxis, ConvolutionAxis]:
+    """Return the geometry of an image; a sequence is an image of one row."""
+    return (ConvolutionAxis() if len(axes) == 1 else axes[0]), axes[-1]
+
+
 def _axis(conv: Convolution, i: int) -> ConvolutionAxis:
     size, dilation, stride = conv.kernel_size[i], conv.dilation[i], conv.stride[i]
     if conv.padding == "valid":
@@ -299,7 +315,7 @@ def _axis(conv: Convolution, i: int) -> ConvolutionAxis:
 
 def _tap_matrices(conv: Convolution) -> Float[Tensor, "taps d e"]:
     groups = conv.groups
-    weight = conv.weight.detach().flatten(start_dim=2)
+    weight = rearrange(conv.weight.detach(), "e d ... -> e d (...)")
     blocks = rearrange(weight, "(g e) d taps -> g taps d e", g=groups)
     _, taps, d, e = blocks.shape
     matrices = weight.new_zeros(taps, groups, d, groups, e)

@@ -1,7 +1,7 @@
-r"""The convolution that an attention layer is, read off its heads.
+r"""The way back: the convolution that a Gaussian attention layer is.
 
-Far from the border, a Gaussian layer is a convolution with the taps
-$\sum_h p_h(\delta) W^{(h)}$, and a finite window holds nearly all of them.
+Far from the border, the layer is a convolution with the taps
+$\sum_h p_h(\delta) W^{(h)}$, and a finite window holds nearly all of their weight.
 """
 
 import copy
@@ -13,23 +13,23 @@ from einops import einsum, rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transformers_hw._checks import check_sizes
+from transformers_hw._engine.arguments import check_sizes
 from transformers_hw.attention_as_convolution.gaussian import GaussianSelfAttention
 
-# Past this, a layer is so flat that its convolution would be no use to anyone.
+# Beyond this, a layer is so flat that its convolution would be of no use.
 LARGEST_RADIUS = 500
 
 
 class EffectiveConvolution(NamedTuple):
-    r"""A convolution in the place of an attention layer, and how far off it can be.
+    r"""A convolution that approximates an attention layer, and bounds on the error.
 
-    Both bounds are per output channel, for pictures with $|x| \le 1$; for others they
+    Both bounds are per output channel, for images with $|x| \le 1$; for others they
     scale with $\max |x|$.
 
     Attributes:
-        convolution: It pads by replication, and keeps a picture's size.
-        interior_error: Holds at pixels whose window lies within the picture.
-        border_error: Holds at all pixels.
+        convolution: A convolution with replicate padding that keeps the image's size.
+        interior_error: Bound at pixels whose window lies within the image.
+        border_error: Bound at all pixels.
     """
 
     convolution: nn.Conv2d
@@ -40,7 +40,7 @@ class EffectiveConvolution(NamedTuple):
 def effective_kernel(
     layer: GaussianSelfAttention, size: int
 ) -> Float[Tensor, "e d size size"]:
-    r"""Read the kernel of the convolution that a Gaussian layer is, off the border.
+    r"""Return the kernel of the convolution that a Gaussian layer is off the border.
 
     $$
     T_\delta = \sum_h p_h(\delta)\, W^{(h)}, \qquad
@@ -49,13 +49,13 @@ def effective_kernel(
     (\delta'-\Delta_h)}}
     $$
 
-    Look at this, rather than at the centres, to see what a trained layer does: soft
-    heads that overlap can be un-mixed by their $W^{(h)}$, of either sign.
+    The kernel shows what a trained layer does; its centers alone do not, because the
+    $W^{(h)}$ of soft heads that overlap, of either sign, can undo the overlap.
 
     Args:
         layer: The layer, trained or not.
-        size: Rows and columns of the window around the query, an odd number. What
-            lies outside is left out, not shared out.
+        size: Rows and columns of the window around the query, an odd number. Weight
+            outside is left out, not shared out.
 
     Returns:
         The kernel, in the layout of `nn.Conv2d.weight`.
@@ -76,19 +76,24 @@ def effective_kernel(
     check_sizes(size=size)
     if size % 2 == 0:
         raise ValueError(f"size must be odd, to have a middle, got {size}.")
-    weights = _window(_offset_weights(layer, at_least=size // 2), size)
-    return _kernel(layer, weights)
+    weights = offset_weights(layer, at_least=size // 2)
+    return _kernel(layer, window(weights, size))
 
 
 def convolution_from_attention(
     layer: GaussianSelfAttention, *, share: float = 0.999
 ) -> EffectiveConvolution:
-    r"""Give the convolution that comes close to a Gaussian layer, and the error.
+    r"""Approximate a Gaussian attention layer by a convolution, and bound the error.
+
+    The opposite direction,
+    [`attention_from_convolution`
+    ][transformers_hw.attention_as_convolution.attention_from_convolution], is exact.
 
     The kernel is the smallest odd square that holds at least `share` of every head's
-    weight. **The bound:** let $\varepsilon_h$ be what head $h$ has outside the window
-    $B$, and let the picture $A$, seen from the query, hold the window. The layer's
-    weights are $p_h/p_h(A)$ on $A$, the convolution's $p_h$ on $B$. They differ by
+    weight. **The bound:** let $\varepsilon_h$ be the weight of head $h$ outside the
+    window $B$, and let the image $A$, seen from the query, contain the window. The
+    layer's weights are $p_h/p_h(A)$ on $A$, the convolution's $p_h$ on $B$. They
+    differ by
 
     $$
     \sum_{\delta\in B} \left(\frac{p_h(\delta)}{p_h(A)} - p_h(\delta)\right)
@@ -96,18 +101,18 @@ def convolution_from_attention(
     = 1 - p_h(B) = \varepsilon_h,
     $$
 
-    whatever the picture, so that output channel $e$ is off by at most
+    whatever the image, so that output channel $e$ is off by at most
     $\max|x| \sum_h \varepsilon_h \lVert W^{(h)}_{:,e} \rVert_1$. Where the window
-    leaves the picture, the layer renormalises and the convolution replicates; both
+    leaves the image, the layer renormalizes and the convolution replicates; both
     weights sum to at most one, so that 2 takes the place of $\varepsilon_h$. Hard
     heads clamp, which is replication: for them the error is zero everywhere.
 
     Args:
         layer: The layer, trained or not.
-        share: How much of each head's weight the window must hold, below one.
+        share: Share of each head's weight that the window must hold, below one.
 
     Returns:
-        The convolution, which takes pictures channels first, and the bounds.
+        The convolution, which takes images channels first, and the bounds.
 
     Raises:
         ValueError: If `share` is not between zero and one, or the layer is so flat
@@ -121,14 +126,13 @@ def convolution_from_attention(
     """
     if not 0.0 < share < 1.0:
         raise ValueError(f"share must be between 0 and 1, got {share}.")
-    weights = _offset_weights(layer, at_least=0)
+    weights = offset_weights(layer, at_least=0)
     size = 1
-    while bool((_held(weights, size) < share).any()) and size < weights.shape[1]:
+    while bool((_mass_inside(weights, size) < share).any()) and size < weights.shape[1]:
         size += 2
-    _, dim, output_dim = layer.value_weight.shape
     conv = nn.Conv2d(
-        dim,
-        output_dim,
+        layer.dim,
+        layer.output_dim,
         size,
         padding=size // 2,
         padding_mode="replicate",
@@ -137,26 +141,26 @@ def convolution_from_attention(
         dtype=layer.value_weight.dtype,
     )
     with torch.no_grad():
-        conv.weight.copy_(_kernel(layer, _window(weights, size)))
+        conv.weight.copy_(_kernel(layer, window(weights, size)))
         if conv.bias is not None and layer.bias is not None:
             conv.bias.copy_(layer.bias)
-    scale = reduce(layer.value_weight.detach().abs(), "h d e -> h e", "sum")
-    outside = (1.0 - _held(weights, size)).clamp(min=0.0).to(scale.dtype)
-    anywhere = torch.zeros_like(outside) if layer.hard else 2 * torch.ones_like(outside)
+    norms = reduce(layer.value_weight.detach().abs(), "h d e -> h e", "sum")
+    outside = (1.0 - _mass_inside(weights, size)).clamp(min=0.0).to(norms.dtype)
+    anywhere = torch.full_like(outside, 0.0 if layer.hard else 2.0)
     return EffectiveConvolution(
         conv,
-        einsum(outside, scale, "h, h e -> e"),
-        einsum(anywhere, scale, "h, h e -> e"),
+        einsum(outside, norms, "h, h e -> e"),
+        einsum(anywhere, norms, "h, h e -> e"),
     )
 
 
-def _offset_weights(
+def offset_weights(
     layer: GaussianSelfAttention, *, at_least: int
 ) -> Float[Tensor, "heads side side"]:
-    # A picture so large that what is left of any head beyond it is below rounding.
+    """Return the weights of the middle pixel of an image that is large enough."""
     exact = copy.deepcopy(layer).double()
     reach = float(exact.head_centers().detach().abs().max()) + 1.0
-    if exact.log_sharpness is not None:
+    if not layer.hard:
         reach += math.sqrt(45.0 / _least_curvature(exact))
     radius = max(at_least, math.ceil(reach))
     if radius > LARGEST_RADIUS:
@@ -164,28 +168,28 @@ def _offset_weights(
             f"the layer's weights must lie within {LARGEST_RADIUS} pixels of the "
             f"query, got heads that reach {radius}."
         )
-    middle = slice(radius, radius + 1)
+    side, middle = 2 * radius + 1, slice(radius, radius + 1)
     with torch.no_grad():
-        weights = exact.weights(
-            2 * radius + 1, 2 * radius + 1, queries=(middle, middle)
-        )
+        weights = exact.weights(side, side, queries=(middle, middle))
     return rearrange(weights, "h 1 1 k l -> h k l")
 
 
+@torch.no_grad()
 def _least_curvature(layer: GaussianSelfAttention) -> float:
-    first, second = (a.detach() for a in layer._alphas())
+    first, second = layer.alphas()
     if layer.shear is None:
         return float(torch.minimum(first, second).min())
-    # det(LLᵀ) / trace(LLᵀ) is below the smaller eigenvalue, and near it when flat.
-    trace = first + second + layer.shear.detach().square()
+    # det M / trace M is below the smaller eigenvalue, and near it when M is flat.
+    trace = first + second + layer.shear.square()
     return float((first * second / trace).min())
 
 
-def _held(weights: Tensor, size: int) -> Tensor:
-    return reduce(_window(weights, size), "h k l -> h", "sum")
+def _mass_inside(weights: Tensor, size: int) -> Float[Tensor, " heads"]:
+    return reduce(window(weights, size), "h k l -> h", "sum")
 
 
-def _window(weights: Tensor, size: int) -> Tensor:
+def window(weights: Tensor, size: int) -> Float[Tensor, "heads size size"]:
+    """Return the middle of square maps, such as those of `offset_weights`."""
     start = (weights.shape[1] - size) // 2
     return weights[:, start : start + size, start : start + size]
 

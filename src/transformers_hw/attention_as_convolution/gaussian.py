@@ -1,35 +1,50 @@
-r"""Gaussian attention: each head looks at a spot some way off, more or less sharply.
+r"""Gaussian attention: each head averages the pixels around a center.
 
-Its weights depend on positions alone, and factorise into rows and columns.
+The weights depend on positions alone, so the output is linear in the image:
+
+$$Y = \sum_h P_h X W^{(h)} + b,$$
+
+with $P_h \in \mathbb{R}^{N \times N}$ for $N = H \cdot W$ pixels. If the scores are,
+moreover, a sum of a row part and a column part, then the softmax of the sum is the
+product of the softmaxes, since an image is a product of its rows and columns:
+
+$$
+\frac{e^{s_k + t_l}}{\sum_{k',l'} e^{s_{k'} + t_{l'}}}
+= \frac{e^{s_k}}{\sum_{k'} e^{s_{k'}}} \cdot \frac{e^{t_l}}{\sum_{l'} e^{t_{l'}}}.
+$$
+
+So $P_h = R_h \otimes C_h$, borders included, and $P_h X$ is a product with $R_h$
+along the rows, then with $C_h$ along the columns: $O(N(H + W)D)$ steps instead of
+$O(N^2 D)$, and no $N \times N$ matrix.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
-from einops import rearrange
+import torch.nn.functional as F
+from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transformers_hw._checks import check_choice, check_sizes
-from transformers_hw.attention_as_convolution.mixing import (
-    _asking,
-    _check_picture,
-    _outer,
+from transformers_hw._engine.arguments import check_choice, check_dropout, check_sizes
+from transformers_hw._engine.kernels import widen
+from transformers_hw._engine.mixing import (
     mix_densely,
     mix_separably,
     mix_shifted,
+    outer,
+    query_positions,
 )
+from transformers_hw._engine.shapes import checked
+from transformers_hw.attention import softmax
 
 Covariance = Literal["isotropic", "diagonal", "full"]
-COVARIANCES = ("isotropic", "diagonal", "full")
-# On pictures of up to so many pixels, two small products cost more than one larger.
-FEW_PIXELS = 64
 
 
 class GaussianSelfAttention(nn.Module):
-    r"""Let each head average the pixels around a spot, seen from every pixel.
+    r"""Average, for each head and query pixel, the pixels around a learned center.
 
     $$
     Y = \sum_h P_h X W^{(h)} + b, \qquad
@@ -37,61 +52,67 @@ class GaussianSelfAttention(nn.Module):
     -(\delta - \Delta_h)^\top M_h\, (\delta - \Delta_h)\right), \quad \delta = k - q
     $$
 
-    **The sign:** $\Delta$ is where the head looks, seen from the query (key minus
-    query), so a plot of the centres shows the pixels looked at. Texts that define
-    $\delta = q - k$ have $-\Delta$ in its place.
+    **The sign:** $\Delta$ is the offset that the head attends to, seen from the query
+    (key minus query), so a plot of the centers shows the pixels attended to. Texts that
+    define $\delta = q - k$ have $-\Delta$ in its place.
 
-    The centres $\Delta_h$ and the sharpness are learnt; $W^{(h)}$ is a head's value
+    The centers $\Delta_h$ and the sharpness are learned; $W^{(h)}$ is a head's value
     and output projection in one, so every head has the full width. The covariance
     of the Gaussian is $\tfrac12 M_h^{-1}$, where
 
-    - `"isotropic"`: $M_h = \alpha I$, with $\log\alpha$ learnt;
+    - `"isotropic"`: $M_h = \alpha I$, with $\log\alpha$ learned;
     - `"diagonal"`: $M_h = \operatorname{diag}(\alpha_1, \alpha_2)$, with both
-      logarithms learnt;
+      logarithms learned;
     - `"full"`: $M_h = L L^\top$ with
       $L = \begin{pmatrix}\sqrt{\alpha_1} & 0 \\ c & \sqrt{\alpha_2}\end{pmatrix}$,
-      where $c$, the `shear`, is learnt too;
+      where $c$, the `shear`, is learned too.
 
-    which is positive definite whatever is learnt. The first two factorise into rows
-    and columns, and are evaluated in $O(N(H+W)D)$ steps; the last one does not, and
-    takes $O(N^2 D)$.
+    All are positive definite, whatever is learned. The first two factorize into rows
+    and columns, and take $O(N(H+W)D)$ steps; the last one does not, and takes
+    $O(N^2 D)$.
 
-    With `sharpness=math.inf`, heads are *hard*: each looks at the pixel nearest to
-    $q + \Delta$. Outside the picture that is the pixel at the coordinate-wise clamp,
+    With `sharpness=math.inf`, heads are *hard*: each attends to the pixel nearest to
+    $q + \Delta$. Outside the image that is the pixel at the coordinate-wise clamp,
     so the layer pads by replication; at half-integer $\Delta$, pixels that tie share
-    the weight equally. Nothing about hard heads can be learnt by gradients, so their
-    centres are part of the layer's structure, as a kernel's size is.
+    the weight equally. The gradient with respect to a hard head's center is zero, so
+    the centers are part of the layer's structure, as the size of a kernel is.
 
     Args:
         dim: Width $D$ of a pixel.
         heads: Number of heads.
-        output_dim: Width of the output, if not `dim`.
+        output_dim: Width of the output; `dim` by default.
         covariance: Shape of the Gaussians.
-        centers: Where each head looks at first, as `(row, column)` offsets; drawn
-            from $\mathcal{N}(0, 2^2)$ by default. Hard heads need them.
-        sharpness: $\alpha$ at first, for all heads and both axes.
+        centers: Initial centers, as `(row, column)` offsets; drawn from
+            $\mathcal{N}(0, 2^2)$ by default. Hard heads need them.
+        sharpness: Initial $\alpha$ of all heads and both axes.
+        dropout: Probability of dropping an attention weight in training. The weights
+            have no batch axis, so one draw serves the whole batch; as they are dropped
+            one by one, a step then takes $O(N^2 D)$.
         bias: Whether to add $b$.
-        device: Where to put the parameters.
-        dtype: Type of the parameters. Positions and scores are computed in float32
-            at least, by the completed square, so that half precision is safe.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters. Scores are computed in float32 at least, so that
+            half precision is safe.
 
     Raises:
-        ValueError: If a number, a centre or `covariance` is not valid.
+        ValueError: If a size or `sharpness` is not positive, `covariance` is unknown,
+            `dropout` is not a probability below one, or the centers are not one finite
+            pair per head.
 
     Examples:
         >>> layer = GaussianSelfAttention(5, heads=3, output_dim=7)
-        >>> output, weights = layer(torch.randn(2, 8, 11, 5), return_weights=True)
-        >>> output.shape, weights.shape
-        (torch.Size([2, 8, 11, 7]), torch.Size([3, 8, 11, 8, 11]))
+        >>> layer(torch.randn(2, 8, 11, 5)).shape
+        torch.Size([2, 8, 11, 7])
+        >>> layer.weights(8, 11).shape
+        torch.Size([3, 8, 11, 8, 11])
 
-        A hard head that looks one pixel to the right, and the border it replicates:
+        A hard head that attends one pixel to the right, and the border it replicates:
 
         >>> layer = GaussianSelfAttention(
         ...     1, heads=1, centers=[(0, 1)], sharpness=math.inf, bias=False
         ... )
         >>> _ = nn.init.ones_(layer.value_weight)
         >>> row = torch.tensor([1.0, 2.0, 3.0]).reshape(1, 1, 3, 1)
-        >>> layer(row)[0].flatten()
+        >>> layer(row).flatten()
         tensor([2., 3., 3.], grad_fn=...)
 
     References:
@@ -105,6 +126,7 @@ class GaussianSelfAttention(nn.Module):
     shear: nn.Parameter | None
     bias: nn.Parameter | None
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -112,10 +134,9 @@ class GaussianSelfAttention(nn.Module):
         *,
         output_dim: int | None = None,
         covariance: Covariance = "isotropic",
-        centers: Float[Tensor, "heads 2"]
-        | Sequence[Sequence[float | int]]
-        | None = None,
+        centers: Tensor | Sequence[Sequence[float | int]] | None = None,
         sharpness: float | int = 0.5,
+        dropout: float = 0.0,
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -123,51 +144,49 @@ class GaussianSelfAttention(nn.Module):
         super().__init__()
         output_dim = dim if output_dim is None else output_dim
         check_sizes(dim=dim, heads=heads, output_dim=output_dim)
-        check_choice("covariance", covariance, COVARIANCES)
+        check_choice("covariance", covariance, get_args(Covariance))
+        check_dropout(dropout)
         if not sharpness > 0.0:
             raise ValueError(
                 f"sharpness must be positive (math.inf is hard), got {sharpness}."
             )
-        self.heads = heads
-        self.covariance = covariance
-        self.sharpness = sharpness
+        self.dim, self.heads, self.output_dim = dim, heads, output_dim
+        self.covariance, self.sharpness = covariance, sharpness
+        self.dropout = dropout
         self.given_centers = None if centers is None else _pairs(centers, heads)
-        hard = sharpness == math.inf
-        if hard and (covariance != "isotropic" or self.given_centers is None):
+        if self.hard and (covariance != "isotropic" or self.given_centers is None):
             raise ValueError(
                 "hard heads (infinite sharpness) need centers and covariance "
                 f"'isotropic', got centers {centers} and covariance {covariance!r}."
             )
 
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        def parameter(exists: bool, *shape: int) -> nn.Parameter | None:
+            empty = torch.empty(shape, device=device, dtype=dtype)
+            return nn.Parameter(empty) if exists else None
 
         axes = () if covariance == "isotropic" else (2,)
-        self.register_parameter("centers", None if hard else parameter(heads, 2))
-        self.register_parameter(
-            "log_sharpness", None if hard else parameter(heads, *axes)
+        self.centers = parameter(not self.hard, heads, 2)
+        self.log_sharpness = parameter(not self.hard, heads, *axes)
+        self.shear = parameter(covariance == "full", heads)
+        self.value_weight = nn.Parameter(
+            torch.empty(heads, dim, output_dim, device=device, dtype=dtype)
         )
-        self.register_parameter(
-            "shear", parameter(heads) if covariance == "full" else None
-        )
-        self.value_weight = parameter(heads, dim, output_dim)
-        self.register_parameter("bias", parameter(output_dim) if bias else None)
+        self.bias = parameter(bias, output_dim)
         self.reset_parameters()
 
     @property
     def hard(self) -> bool:
-        """Whether each head looks at the nearest pixel only."""
+        """Whether each head attends to the nearest pixel only."""
         return self.sharpness == math.inf
 
     def reset_parameters(self) -> None:
-        """Put the heads at their first places, and draw the values by Glorot's rule."""
-        heads, dim, output_dim = self.value_weight.shape
-        bound = math.sqrt(6.0 / (heads * dim + output_dim))
-        nn.init.uniform_(self.value_weight, -bound, bound)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-        if self.shear is not None:
-            nn.init.zeros_(self.shear)
+        """Set initial centers and sharpness; draw values by Glorot's uniform rule."""
+        nn.init.xavier_uniform_(
+            rearrange(self.value_weight.detach(), "h d e -> (h d) e")
+        )
+        for zero in (self.bias, self.shear):
+            if zero is not None:
+                nn.init.zeros_(zero)
         if self.centers is None or self.log_sharpness is None:
             return
         nn.init.constant_(self.log_sharpness, math.log(self.sharpness))
@@ -177,148 +196,153 @@ class GaussianSelfAttention(nn.Module):
                 self.centers.copy_(torch.tensor(self.given_centers))
 
     def head_centers(self) -> Float[Tensor, "heads 2"]:
-        """Give where each head looks: `(row, column)` of key minus query."""
-        if self.centers is None:
-            return torch.tensor(
-                self.given_centers,
-                dtype=self.value_weight.dtype,
-                device=self.value_weight.device,
-            )
-        return self.centers
+        r"""Return $\Delta$ of each head: `(row, column)` of key minus query."""
+        if self.centers is not None:
+            return self.centers
+        # Half precision would round large offsets.
+        dtype = torch.promote_types(self.value_weight.dtype, torch.float32)
+        device = self.value_weight.device
+        return torch.tensor(self.given_centers, dtype=dtype, device=device)
 
+    def alphas(self) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
+        """Return each head's sharpness along rows and columns, in float32 at least.
+
+        Hard heads have ones: they attend to the nearest pixel, whatever the scale.
+        """
+        if self.log_sharpness is None:
+            ones = self.value_weight.new_ones(self.heads, dtype=torch.float32)
+            return ones, ones
+        alphas = widen(self.log_sharpness).exp()
+        isotropic = self.covariance == "isotropic"
+        return (alphas, alphas) if isotropic else (alphas[:, 0], alphas[:, 1])
+
+    @checked
     def forward(
         self,
-        x: Float[Tensor, "b rows columns d"],
+        x: Float[Tensor, "b rows columns {self.dim}"],
         *,
         queries: tuple[slice, slice] | None = None,
         return_weights: bool = False,
-    ) -> tuple[
-        Float[Tensor, "b i j e"], Float[Tensor, "heads i j rows columns"] | None
-    ]:
-        """Mix a picture.
+    ) -> (
+        Float[Tensor, "b i j e"]
+        | tuple[Float[Tensor, "b i j e"], Float[Tensor, "heads i j rows columns"]]
+    ):
+        """Attend from each pixel of an image to all of them.
 
         Args:
             x: The pixels, channels last.
-            queries: Which rows and columns ask, all by default. To give
-                `(slice(1, None, 2), slice(None))` is to take these rows of the
-                output, and to compute no others.
-            return_weights: Form the weights of every head and give them too.
+            queries: Rows and columns of the query pixels, all by default. With
+                `(slice(1, None, 2), slice(None))`, only these rows of the output are
+                computed.
+            return_weights: Whether to return the weights of every head too.
 
         Returns:
-            The output, and the weights or `None`. They do not depend on the
-            picture, hence no batch axis.
+            The output; with `return_weights`, also the weights before dropout. They do
+            not depend on the image, so they have no batch axis.
 
         Raises:
-            TypeError: If `x` is not a floating-point tensor of the layer's type.
-            ValueError: If `x` has the wrong shape.
+            TypeError: If `x` is not a floating-point tensor of the layer's dtype.
+            ValueError: If `x` has the wrong shape, or no pixels.
         """
-        _check_picture(x, self.value_weight)
         rows, columns = x.shape[1], x.shape[2]
-        mixing = (x, self.value_weight, self.bias)
-        if return_weights or self.covariance == "full":
+        values = (x, self.value_weight, self.bias)
+        dropout = self.dropout if self.training else 0.0
+        if return_weights:
             weights = self.weights(rows, columns, queries=queries).to(x.dtype)
-            return mix_densely(weights, *mixing), weights if return_weights else None
-        ask_rows, ask_columns = _asking(rows, columns, queries, x.device)
-        if self.hard and not self._ties:
-            row_at, _ = self._nearest(0, ask_rows, rows)
-            column_at, _ = self._nearest(1, ask_columns, columns)
-            return mix_shifted(row_at, column_at, *mixing), None
-        by_row = self._axis_weights(0, ask_rows, rows).to(x.dtype)
-        by_column = self._axis_weights(1, ask_columns, columns).to(x.dtype)
-        # A graph that is compiled once for all sizes takes the way that suits most.
-        if not torch.compiler.is_compiling() and rows * columns <= FEW_PIXELS:
-            return mix_densely(_outer(by_row, by_column), *mixing), None
-        return mix_separably(by_row, by_column, *mixing), None
+            output = einsum(
+                F.dropout(weights, dropout),
+                x,
+                self.value_weight,
+                "h i j k l, b k l d, h d e -> b i j e",
+            )
+            return output if self.bias is None else output + self.bias, weights
+        # The same sum from here on, in an order that takes fewer steps.
+        if self.covariance == "full" or dropout:
+            weights = self.weights(rows, columns, queries=queries).to(x.dtype)
+            return mix_densely(F.dropout(weights, dropout), *values)
+        check_sizes(rows=rows, columns=columns)
+        at = query_positions((rows, columns), queries, x.device)
+        if self.hard and not self._ties():
+            row_at = self._nearest(0, at[0], rows)
+            return mix_shifted(row_at, self._nearest(1, at[1], columns), *values)
+        by_row, by_column = self._axis_weights(at, (rows, columns))
+        return mix_separably(by_row.to(x.dtype), by_column.to(x.dtype), *values)
 
     def weights(
         self, rows: int, columns: int, *, queries: tuple[slice, slice] | None = None
-    ) -> Float[Tensor, "heads i j rows columns"]:
-        """Give each head's weights over a picture: one softmax over all its pixels.
+    ) -> Float[Tensor, "heads i j {rows} {columns}"]:
+        """Return each head's weights over an image.
 
         Args:
-            rows: Height of the picture.
-            columns: Width of the picture.
-            queries: Which rows and columns ask, all by default.
+            rows: Height of the image.
+            columns: Width of the image.
+            queries: Rows and columns of the query pixels, all by default.
 
         Returns:
-            For each head and asking pixel, weights that sum to one; in float32 at
-            least.
+            For each head and query pixel, weights that sum to one; in float32 at least.
         """
-        ask = _asking(rows, columns, queries, self.value_weight.device)
-        if self.hard:
-            by_row = self._axis_weights(0, ask[0], rows)
-            by_column = self._axis_weights(1, ask[1], columns)
-            return _outer(by_row, by_column)
-        down = rearrange(self._beyond(0, ask[0], rows), "h i k -> h i 1 k 1")
-        right = rearrange(self._beyond(1, ask[1], columns), "h j l -> h 1 j 1 l")
-        root = [rearrange(a.sqrt(), "h -> h 1 1 1 1") for a in self._alphas()]
-        skewed = root[0] * down
-        if self.shear is not None:
-            shear = self.shear.to(right.dtype)
-            skewed = skewed + rearrange(shear, "h -> h 1 1 1 1") * right
-        scores = -(skewed.square() + (root[1] * right).square())
+        check_sizes(rows=rows, columns=columns)
+        at = query_positions((rows, columns), queries, self.value_weight.device)
+        if self.shear is None:
+            return outer(*self._axis_weights(at, (rows, columns)))
+        down = self._squares(0, at[0], rows)
+        right = self._squares(1, at[1], columns)
+        down = [rearrange(factor, "h i k -> h i 1 k 1") for factor in down]
+        right = [rearrange(factor, "h j l -> h 1 j 1 l") for factor in right]
+        first, second = (rearrange(a, "h -> h 1 1 1 1") for a in self.alphas())
+        shear = rearrange(self.shear, "h -> h 1 1 1 1")
+        # The squared length of Lᵀ(δ − Δ), whose two entries these are.
+        skewed = [
+            first.sqrt() * d + shear * r for d, r in zip(down, right, strict=True)
+        ]
+        scores = skewed[0] * skewed[1] + second * right[0] * right[1]
         joint = rearrange(scores, "h i j k l -> h i j (k l)").softmax(dim=-1)
         return rearrange(joint, "h i j (k l) -> h i j k l", k=rows)
 
     def extra_repr(self) -> str:
         """Show the sizes in `repr`."""
-        heads, dim, output_dim = self.value_weight.shape
         return (
-            f"{dim}, heads={heads}, output_dim={output_dim}, "
-            f"covariance={self.covariance!r}, sharpness={self.sharpness}"
+            f"{self.dim}, heads={self.heads}, output_dim={self.output_dim}, "
+            f"covariance={self.covariance!r}, sharpness={self.sharpness}, "
+            f"dropout={self.dropout}"
         )
 
-    @property
-    def _ties(self) -> bool:
-        return any(math.ceil(d - 0.5) != math.floor(d + 0.5) for d in self._flat())
+    def _axis_weights(
+        self, at: tuple[Int[Tensor, " i"], Int[Tensor, " j"]], sizes: tuple[int, int]
+    ) -> list[Float[Tensor, "{self.heads} queries keys"]]:
+        weights = []
+        for axis, alpha in enumerate(self.alphas()):
+            before, beyond = self._squares(axis, at[axis], sizes[axis])
+            scores = rearrange(alpha, "h -> h 1 1") * before * beyond
+            weights.append(
+                softmax(scores, math.inf) if self.hard else scores.softmax(-1)
+            )
+        return weights
 
-    def _flat(self) -> list[float]:
-        return [d for center in self.given_centers or () for d in center]
+    def _squares(
+        self, axis: int, at: Int[Tensor, " i"], length: int
+    ) -> tuple[Float[Tensor, "heads i keys"], Float[Tensor, "heads i keys"]]:
+        """Return two factors of minus the squared distances of keys to their target.
+
+        For the key n nearest to the target t, (n - t)² - (k - t)² is
+        (n - k) ((n - t) + (k - t)). Softmax is blind to what is added to all keys, and
+        the factors are exact even if t is far outside the image.
+        """
+        centers = widen(self.head_centers()[:, axis])
+        target = rearrange(at, "i -> i 1") + rearrange(centers, "h -> h 1 1")
+        nearest = target.detach().round().clamp(0, length - 1)
+        keys = torch.arange(length, device=at.device, dtype=target.dtype)
+        return nearest - keys, (nearest - target) + (keys - target)
+
+    def _ties(self) -> bool:
+        return any(d % 1 == 0.5 for center in self.given_centers or () for d in center)
 
     def _nearest(
-        self, axis: int, ask: Int[Tensor, " i"], length: int
-    ) -> tuple[Int[Tensor, "heads i"], Int[Tensor, "heads i"]]:
-        # Two keys can be nearest; when one is, both answers are that one.
-        offsets = self._flat()[axis::2]
-
-        def keys(rounded: list[int]) -> Tensor:
-            shifts = torch.tensor(rounded, device=ask.device)
-            return (ask + rearrange(shifts, "h -> h 1")).clamp(0, length - 1)
-
-        first = keys([math.ceil(d - 0.5) for d in offsets])
-        return first, keys([math.floor(d + 0.5) for d in offsets])
-
-    def _axis_weights(
-        self, axis: int, ask: Int[Tensor, " i"], length: int
-    ) -> Float[Tensor, "heads i length"]:
-        if self.hard:
-            keys = torch.arange(length, device=ask.device)
-            nearest = self._nearest(axis, ask, length)
-            hits = [(rearrange(at, "h i -> h i 1") == keys).float() for at in nearest]
-            return (0.5 * hits[0] + 0.5 * hits[1]).to(
-                _at_least_float32(self.value_weight.dtype)
-            )
-        alpha = rearrange(self._alphas()[axis], "h -> h 1 1")
-        return (-alpha * self._beyond(axis, ask, length).square()).softmax(dim=-1)
-
-    def _beyond(
-        self, axis: int, ask: Int[Tensor, " i"], length: int
-    ) -> Float[Tensor, "heads i length"]:
-        # How far each key lies beyond the spot looked at, along one axis.
-        keys = torch.arange(length, device=ask.device)
-        offset = keys - rearrange(ask, "i -> i 1")
-        centers = self.head_centers()[:, axis]
-        centers = centers.to(_at_least_float32(centers.dtype))
-        return offset - rearrange(centers, "h -> h 1 1")
-
-    def _alphas(self) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
-        logs = self.log_sharpness
-        if logs is None:
-            raise ValueError("hard heads must not be asked for a finite sharpness.")
-        alphas = logs.to(_at_least_float32(logs.dtype)).exp()
-        if self.covariance == "isotropic":
-            return alphas, alphas
-        return alphas[:, 0], alphas[:, 1]
+        self, axis: int, at: Int[Tensor, " i"], length: int
+    ) -> Int[Tensor, "heads i"]:
+        shifts = [round(center[axis]) for center in self.given_centers or ()]
+        shift = rearrange(torch.tensor(shifts, device=at.device), "h -> h 1")
+        return (at + shift).clamp(0, length - 1)
 
 
 def _pairs(
@@ -333,7 +357,3 @@ def _pairs(
     if not all(math.isfinite(d) for pair in pairs for d in pair):
         raise ValueError(f"centers must be finite, got {listed}.")
     return tuple((row, column) for row, column in pairs)
-
-
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

@@ -1,7 +1,7 @@
-"""Reading pictures from folders, zips and CIFAR-10's own archive.
+"""Reading images from folders, zips and CIFAR-10's own archive.
 
-Archives are read, never unpacked. Still, one whose names try to leave their folder
-is not to be trusted with anything, and is refused.
+Archives are read, never unpacked. Still, an archive with links, or with names that
+lead out of their folder, is refused.
 """
 
 import io
@@ -9,62 +9,40 @@ import stat
 import tarfile
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Int64, UInt8
 from PIL import Image, UnidentifiedImageError
-from torch import Tensor
 
-from transformers_hw.lab.bars import bar
+from transformers_hw.lab.dataset import Dataset, Split
+from transformers_hw.lab.progress_bar import progress_bar
 
 SPLITS = ("train", "test")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".webp")
 
 
-class Labelled(NamedTuple):
-    """Pictures with the numbers of their classes."""
-
-    pictures: UInt8[Tensor, "n channels height width"]
-    labels: Int64[Tensor, " n"]
-
-
-class Archive(NamedTuple):
-    """What an archive holds."""
-
-    train: Labelled
-    test: Labelled
-    classes: tuple[str, ...]
-
-
-def read_folder(path: Path, *, size: tuple[int, int] | None) -> Archive:
-    """Read pictures from files called `train/<class>/*` and `test/<class>/*`.
-
-    Args:
-        path: The folder.
-        size: Height and width to bring all pictures to, or `None` to leave them.
+def read_folder(path: Path) -> Dataset:
+    """Read images from files called `train/<class>/*` and `test/<class>/*`.
 
     Returns:
-        The pictures, in RGB, in the order of their names.
+        The images, in RGB, in the order of their names.
 
     Raises:
-        ValueError: If there are no such files, one is no picture, or sizes differ.
+        ValueError: There are no such files, one is not an image, or sizes differ.
     """
     files = (file for file in path.rglob("*") if file.is_file())
     names = {file.relative_to(path).as_posix(): file for file in files}
-    return _decode(path, names, lambda name: names[name].read_bytes(), size)
+    return _decode(path, names, lambda name: names[name].read_bytes())
 
 
-def read_zip(path: Path, *, size: tuple[int, int] | None) -> Archive:
-    """Read pictures from a zip of `train/<class>/*` and `test/<class>/*`.
+def read_zip(path: Path) -> Dataset:
+    """Read images from a zip of `train/<class>/*` and `test/<class>/*`.
 
-    Arguments, results and errors are those of
-    [`read_folder`][transformers_hw.lab.archives.read_folder]. Besides, a zip with a
-    name that leaves its folder, or a link, is a `ValueError`.
+    Raises:
+        ValueError: As for `read_folder`, or an entry is a link or leaves the folder.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -72,25 +50,19 @@ def read_zip(path: Path, *, size: tuple[int, int] | None) -> Archive:
                 # The upper half holds the file's mode, where the zip is from Unix.
                 link = stat.S_ISLNK(entry.external_attr >> 16)
                 _check_entry(path, entry.filename, link=link)
-            return _decode(path, archive.namelist(), archive.read, size)
+            return _decode(path, archive.namelist(), archive.read)
     except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is no zip, or damaged: {error}.") from error
+        raise ValueError(f"{path} is not a zip, or damaged: {error}.") from error
 
 
-def read_cifar10(path: Path) -> Archive:
-    """Read CIFAR-10 from its archive for C programs.
+def read_cifar10(path: Path) -> Dataset:
+    """Read CIFAR-10 from its archive for C programs, `cifar-10-binary.tar.gz`.
 
-    Unlike the one for Python it is no pickle, but plain bytes: a label, then the
-    picture, channel by channel.
-
-    Args:
-        path: The file `cifar-10-binary.tar.gz`.
-
-    Returns:
-        The pictures.
+    Unlike the archive for Python it is not a pickle, but plain bytes: a label, then
+    the image, channel by channel.
 
     Raises:
-        ValueError: If the archive is not CIFAR-10.
+        ValueError: The archive is not CIFAR-10.
     """
     files: dict[str, bytes] = {}
     try:
@@ -102,16 +74,17 @@ def read_cifar10(path: Path) -> Archive:
                     files[PurePosixPath(entry.name).name] = file.read()
         train = b"".join(files[f"data_batch_{number}.bin"] for number in range(1, 6))
         classes = tuple(files["batches.meta.txt"].decode().split())
-        return Archive(_records(train), _records(files["test_batch.bin"]), classes)
+        test = files["test_batch.bin"]
+        return Dataset("CIFAR-10", _records(train), _records(test), classes)
     except (tarfile.TarError, EOFError, KeyError, RuntimeError) as error:
         raise ValueError(f"{path} is not CIFAR-10, or damaged: {error!r}.") from error
 
 
-def _records(content: bytes) -> Labelled:
+def _records(content: bytes) -> Split:
     rows = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     rows = rearrange(rows, "(n bytes) -> n bytes", bytes=1 + 3 * 32 * 32)
-    pictures = rearrange(rows[:, 1:], "n (c h w) -> n c h w", c=3, h=32)
-    return Labelled(pictures.contiguous(), rows[:, 0].long())
+    images = rearrange(rows[:, 1:], "n (c h w) -> n c h w", c=3, h=32)
+    return Split(images.contiguous(), rows[:, 0].long())
 
 
 def _check_entry(path: Path, name: str, *, link: bool) -> None:
@@ -122,17 +95,12 @@ def _check_entry(path: Path, name: str, *, link: bool) -> None:
         raise ValueError(f"{path} is refused: its entry {name!r} {what}.")
 
 
-def _decode(
-    path: Path,
-    names: Iterable[str],
-    read: Callable[[str], bytes],
-    size: tuple[int, int] | None,
-) -> Archive:
+def _decode(path: Path, names: Iterable[str], read: Callable[[str], bytes]) -> Dataset:
     found = _by_split_and_class(names)
     for split in SPLITS:
         if not found[split]:
             raise ValueError(
-                f"{path} must hold pictures named train/<class>/* and test/<class>/*; "
+                f"{path} must hold images named train/<class>/* and test/<class>/*; "
                 f"there are none of {split}."
             )
     train, test = (set(found[split]) for split in SPLITS)
@@ -150,52 +118,42 @@ def _decode(
     ]
     labels: dict[str, list[int]] = {split: [] for split in SPLITS}
     pixels: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
-    wanted = size
-    for split, label, name in bar(entries, desc=path.name, unit=" pictures"):
-        picture = _picture(f"{path}: {name}", read(name), size)
-        wanted = wanted or picture.shape[:2]
-        if picture.shape[:2] != wanted:
+    size: tuple[int, ...] | None = None
+    for split, label, name in progress_bar(entries, desc=path.name, unit=" images"):
+        image = _image(f"{path}: {name}", read(name))
+        size = size or image.shape[:2]
+        if image.shape[:2] != size:
             raise ValueError(
-                f"{path}: pictures must all have one size, or be resized (size=...): "
-                f"the first are {wanted}, {name} is {picture.shape[:2]}."
+                f"{path}: images must all have one size: the first are {size}, "
+                f"{name} is {image.shape[:2]}."
             )
         labels[split].append(label)
-        pixels[split].append(picture)
+        pixels[split].append(image)
 
-    def labelled(split: str) -> Labelled:
-        stacked = torch.from_numpy(np.stack(pixels.pop(split)))
-        pictures = rearrange(stacked, "n h w c -> n c h w").contiguous()
-        return Labelled(pictures, torch.tensor(labels[split]))
+    def stacked(split: str) -> Split:
+        images = torch.from_numpy(np.stack(pixels.pop(split)))
+        images = rearrange(images, "n h w c -> n c h w").contiguous()
+        return Split(images, torch.tensor(labels[split]))
 
-    return Archive(labelled("train"), labelled("test"), tuple(classes))
+    return Dataset(path.name, stacked("train"), stacked("test"), tuple(classes))
 
 
 def _by_split_and_class(names: Iterable[str]) -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = {
         split: defaultdict(list) for split in SPLITS
     }
-    for name, (split, kind, file) in _last_three(names):
-        # Hidden files are what systems leave behind, such as ._0000.jpg.
-        shown = not file.startswith(".") and file.lower().endswith(SUFFIXES)
-        if split in SPLITS and shown:
-            found[split][kind].append(name)
+    for name in names:
+        # Hidden files are leftovers of systems, such as ._0000.jpg.
+        match PurePosixPath(name).parts:
+            case (*_, split, kind, file) if split in SPLITS:
+                if file.lower().endswith(SUFFIXES) and not file.startswith("."):
+                    found[split][kind].append(name)
     return found
 
 
-def _last_three(names: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name in names:
-        parts = PurePosixPath(name).parts
-        if len(parts) >= 3:
-            yield name, parts[-3:]
-
-
-def _picture(name: str, content: bytes, size: tuple[int, int] | None) -> np.ndarray:
+def _image(name: str, content: bytes) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(content)) as opened:
-            picture = opened.convert("RGB")
+            return np.asarray(opened.convert("RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise ValueError(f"{name} is no picture, or damaged: {error}.") from error
-    if size is not None:
-        height, width = size
-        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(picture)
+        raise ValueError(f"{name} is not an image, or damaged: {error}.") from error

@@ -1,4 +1,4 @@
-"""A run's state in one file: weights, optimiser and progress cannot come apart."""
+"""Checkpoints: weights, optimizer and progress in one file, so they always match."""
 
 import json
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from transformers_hw.lab.files import read_tensors, write_tensors
+from transformers_hw.pretrained import save_model
 
 
 class CheckpointError(RuntimeError):
@@ -18,13 +19,13 @@ class CheckpointError(RuntimeError):
 
 @dataclass
 class Progress:
-    """How far a run has come.
+    """Progress of a run.
 
     Attributes:
-        step: How many steps it has taken.
-        history: What was measured at the end of each epoch.
-        running: Sums of what was measured in training since.
-        seconds: How long it has taken, pauses not counted.
+        step: Number of optimizer steps taken.
+        history: Metrics of each evaluation.
+        running: Sums of the training metrics since the last evaluation.
+        seconds: Training time, without pauses.
     """
 
     step: int = 0
@@ -36,35 +37,36 @@ class Progress:
 def save_checkpoint(
     path: Path,
     model: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     progress: Progress,
     identity: Mapping[str, Any],
 ) -> None:
-    """Write all that a run needs to go on as if nothing had happened.
+    """Write everything that is needed to resume a run.
 
     Args:
-        path: The file; it holds the checkpoint before until this one is whole.
+        path: The file; it holds the previous checkpoint until this one is complete.
         model: The model.
-        optimiser: Its optimiser.
-        progress: How far they have come.
-        identity: The settings of the run, which it must have when it goes on.
+        optimizer: Its optimizer.
+        progress: The progress.
+        identity: Settings that the run must have when it is resumed.
 
     Raises:
-        OSError: If there is no room; the checkpoint before is intact.
+        OSError: The file cannot be written; the previous checkpoint is intact.
     """
     tensors = {f"model/{name}": x for name, x in _state(model).items()}
-    for name, values in _optimiser_state(model, optimiser).items():
-        for key, x in values.items():
-            tensors[f"optimiser/{name}/{key}"] = x
-    about = {"progress": asdict(progress), "identity": _plain(identity)}
+    for name, parameter in _names(model, optimizer).items():
+        for key, x in optimizer.state.get(parameter, {}).items():
+            if isinstance(x, Tensor):
+                tensors[f"optimizer/{name}/{key}"] = x
+    metadata = {"progress": asdict(progress), "identity": _as_json(identity)}
     try:
-        write_tensors(path, tensors, about)
+        write_tensors(path, tensors, metadata)
     except OSError as error:
         reason = error.strerror or error
         raise OSError(
             error.errno,
             f"the checkpoint of step {progress.step} could not be written ({reason}); "
-            "the one before, if any, is intact",
+            "the previous one, if any, is intact",
             str(path),
         ) from error
 
@@ -72,81 +74,59 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path,
     model: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     identity: Mapping[str, Any],
 ) -> Progress | None:
-    """Put a model and its optimiser back to where a run has come.
+    """Restore a model and its optimizer from a checkpoint.
 
     Args:
         path: The file.
-        model: The model, as it was made when the run began.
-        optimiser: Its optimiser.
-        identity: The settings of the run.
+        model: The model, as it was built when the run began.
+        optimizer: Its optimizer.
+        identity: Settings of the run.
 
     Returns:
-        How far the run has come, or `None` if there is no checkpoint.
+        The progress, or `None` if there is no checkpoint.
 
     Raises:
-        CheckpointError: If the checkpoint is of other settings or another model.
-        DamagedFileError: If the file is damaged or no checkpoint.
+        CheckpointError: The checkpoint is of other settings or another model.
+        DamagedFileError: The file is damaged.
     """
     if not path.exists():
         return None
-    tensors, about = read_tensors(path)
-    if not {"progress", "identity"} <= about.keys():
-        raise CheckpointError(f"{path} is no checkpoint of a run.")
-    _check_identity(path, about["identity"], _plain(identity))
+    tensors, metadata = read_tensors(path)
+    if not {"progress", "identity"} <= metadata.keys():
+        raise CheckpointError(f"{path} is not a checkpoint.")
+    _check_identity(path, metadata["identity"], _as_json(identity))
+    weights: dict[str, Tensor] = {}
     states: dict[str, dict[str, Tensor]] = {}
     for full_name, x in tensors.items():
         kind, _, name = full_name.partition("/")
-        if kind == "optimiser":
+        if kind == "model":
+            weights[name] = x
+        else:
             parameter, _, key = name.rpartition("/")
             states.setdefault(parameter, {})[key] = x
-    _load_state(path, model, _without_prefix(tensors, "model/"))
-    numbered = {name: (n, p) for n, (name, p) in _numbered(model, optimiser)}
-    if not states.keys() <= numbered.keys():
-        raise CheckpointError(f"{path} is of an optimiser of other parameters.")
-    loaded = {}
-    for name, values in states.items():
-        number, parameter = numbered[name]
-        loaded[number] = {k: _laid_out_as(parameter, x) for k, x in values.items()}
-    optimiser.load_state_dict(
-        {
-            "state": loaded,
-            "param_groups": optimiser.state_dict()["param_groups"],
-        }
-    )
-    return Progress(**about["progress"])
+    _load_state(path, model, weights)
+    names = _names(model, optimizer)
+    if not states.keys() <= names.keys():
+        raise CheckpointError(f"{path} is of an optimizer of other parameters.")
+    state = {
+        number: {k: _laid_out_like(parameter, x) for k, x in states[name].items()}
+        for number, (name, parameter) in enumerate(names.items())
+        if name in states
+    }
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    return Progress(**metadata["progress"])
 
 
-def save_weights(path: Path, model: nn.Module, about: Mapping[str, Any]) -> None:
-    """Write a model's weights alone, as safetensors.
-
-    Args:
-        path: The file.
-        model: The model.
-        about: What to note in the file.
-    """
-    write_tensors(path, _state(model), _plain(about))
-
-
-def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
-    """Read a model's weights, from a file of weights or from a checkpoint.
-
-    Args:
-        path: The file.
-        model: The model; it is changed.
-
-    Returns:
-        What was noted in the file.
-
-    Raises:
-        CheckpointError: If the weights are another model's.
-        DamagedFileError: If the file is damaged.
-    """
-    tensors, about = read_tensors(path)
-    _load_state(path, model, _without_prefix(tensors, "model/") or tensors)
-    return about
+def save_weights(path: Path, model: nn.Module) -> None:
+    """Write a model's weights, as `save_model` does if it is a model of the book."""
+    try:
+        save_model(model, path)
+    except TypeError:  # a model of another kind, such as a ResNet
+        write_tensors(path, _state(model), {})
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -154,52 +134,41 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     seen: set[tuple[int, torch.Size]] = set()
     kept: dict[str, Tensor] = {}
     for name, x in model.state_dict().items():
-        place = (x.data_ptr(), x.shape)
-        if place not in seen or not x.numel():
-            seen.add(place)
+        storage = (x.data_ptr(), x.shape)
+        if storage not in seen or not x.numel():
+            seen.add(storage)
             kept[name] = x
     return kept
 
 
 @torch.no_grad()
-def _load_state(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def _load_state(path: Path, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     own = _state(model)
-    if own.keys() != tensors.keys():
+    if own.keys() != weights.keys():
         raise CheckpointError(
             f"{path} is of another model: only one of the two has "
-            f"{sorted(own.keys() ^ tensors.keys())}."
+            f"{sorted(own.keys() ^ weights.keys())}."
         )
     for name, x in own.items():
-        came = tensors[name]
-        if (x.shape, x.dtype) != (came.shape, came.dtype):
+        found = weights[name]
+        if (x.shape, x.dtype) != (found.shape, found.dtype):
             raise CheckpointError(
-                f"{path} is of another model: {name} should be {tuple(x.shape)} "
-                f"{x.dtype}, and is {tuple(came.shape)} {came.dtype}."
+                f"{path} is of another model: {name} must be {tuple(x.shape)} "
+                f"{x.dtype}, got {tuple(found.shape)} {found.dtype}."
             )
     for name, x in own.items():
-        x.copy_(tensors[name])
+        x.copy_(weights[name])
 
 
-def _numbered(
-    model: nn.Module, optimiser: torch.optim.Optimizer
-) -> list[tuple[int, tuple[str, Tensor]]]:
+def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    # In the order in which the optimizer numbers its parameters.
     names = {parameter: name for name, parameter in model.named_parameters()}
-    parameters = [x for group in optimiser.param_groups for x in group["params"]]
-    return list(enumerate((names[parameter], parameter) for parameter in parameters))
+    parameters = [x for group in optimizer.param_groups for x in group["params"]]
+    return {names[parameter]: parameter for parameter in parameters}
 
 
-def _optimiser_state(
-    model: nn.Module, optimiser: torch.optim.Optimizer
-) -> dict[str, dict[str, Tensor]]:
-    return {
-        name: {k: x for k, x in optimiser.state[p].items() if isinstance(x, Tensor)}
-        for _, (name, p) in _numbered(model, optimiser)
-        if p in optimiser.state
-    }
-
-
-def _laid_out_as(parameter: Tensor, x: Tensor) -> Tensor:
-    # Fused optimisers pair a parameter with its state as both lie in memory.
+def _laid_out_like(parameter: Tensor, x: Tensor) -> Tensor:
+    # Fused optimizers pair a parameter with its state as both lie in memory.
     if x.shape != parameter.shape:
         return x
     return torch.empty_like(parameter, dtype=x.dtype).copy_(x)
@@ -216,18 +185,10 @@ def _check_identity(
     if different:
         raise CheckpointError(
             f"{path} is of a run with other settings ({'; '.join(different)}): choose "
-            "another folder, or start over."
+            "another folder, or start over (--start-over)."
         )
 
 
-def _without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): x
-        for name, x in tensors.items()
-        if name.startswith(prefix)
-    }
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
     # As it will be read back: tuples as lists, paths as text.
     return json.loads(json.dumps(dict(settings), default=str))

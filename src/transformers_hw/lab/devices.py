@@ -1,4 +1,4 @@
-"""Where a run computes, how precisely, and with how much regard for the allocator."""
+"""Choosing a device and a precision, and keeping memory between steps."""
 
 import ctypes
 import os
@@ -8,70 +8,63 @@ from typing import Literal
 
 import torch
 
-from transformers_hw._checks import check_choice
+from transformers_hw._engine.arguments import check_choice
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
 def pick_device(device: Device = "auto") -> torch.device:
-    """Choose where to compute.
+    """Return the device to compute on.
 
     Args:
-        device: `"auto"` takes CUDA where there is some, else MPS, else the CPU.
+        device: A kind of device; `"auto"` takes CUDA if available, else MPS, else CPU.
 
     Returns:
-        The device; under `torchrun`, each process of a machine has its own.
+        The device; under `torchrun`, each process of a machine gets its own.
 
     Raises:
-        ValueError: If the machine has no such device.
+        ValueError: The machine has no such device.
     """
     check_choice("device", device, ("auto", "cpu", "cuda", "mps"))
-    there = {
+    available = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
         "cpu": True,
     }
-    name = next(kind for kind in there if there[kind]) if device == "auto" else device
-    if not there[name]:
-        raise ValueError(f"device must be there; this machine has no {name}.")
-    if name == "cuda":
+    if device == "auto":
+        device = next(kind for kind in available if available[kind])  # type: ignore[assignment]
+    if not available[device]:
+        raise ValueError(f"device {device!r} is not available on this machine.")
+    if device == "cuda":
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    return torch.device(name)
+    return torch.device(device)
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager:
-    """Compute in bfloat16 what bears it, where that is asked for.
+    """Return a context that computes in bfloat16 or float32.
 
     Args:
-        device: Where the run computes.
-        precision: `"auto"` is bfloat16 on CUDA that has it, and float32 elsewhere.
-
-    Returns:
-        A context that may be entered again and again.
+        device: Device of the run.
+        precision: `"auto"` is bfloat16 on CUDA devices that support it, else float32.
     """
-    check_choice("precision", precision, ("auto", "float32", "bfloat16"))
+    half = precision == "bfloat16"
     if precision == "auto":
         half = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    else:
-        half = precision == "bfloat16"
     return torch.autocast(device.type, torch.bfloat16, enabled=half)
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory for the next step, not to return it.
+    """Tell glibc to keep freed memory for the next step instead of returning it.
 
-    A step of training on the CPU allocates and frees the same large blocks as the one
-    before. By default glibc gives each back to the system at once, and the system
-    clears every page again at the next step. The process then keeps the most it
-    ever used, which for training is what every step uses anyway. Without glibc this
-    does nothing.
+    A training step on the CPU allocates and frees the same large blocks as the one
+    before. By default glibc returns each block at once, and the system has to clear
+    every page again at the next step. Without glibc this does nothing.
     """
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return
-    trim_threshold, mmap_threshold, gibibyte = -1, -3, 1 << 30
-    mallopt(mmap_threshold, gibibyte)
-    mallopt(trim_threshold, gibibyte)
+    if mallopt is not None:
+        trim_threshold, mmap_threshold, gibibyte = -1, -3, 1 << 30
+        mallopt(mmap_threshold, gibibyte)
+        mallopt(trim_threshold, gibibyte)

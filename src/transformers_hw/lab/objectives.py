@@ -1,4 +1,7 @@
-"""What is to be made small, and what to be counted on the way."""
+"""Objectives: sums of losses and counts over a batch.
+
+Sums, unlike means, add up over batches and processes of unequal size.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -10,29 +13,24 @@ from transformers_hw.transformer.training import label_smoothing_loss
 Objective = Callable[[nn.Module, tuple[Tensor, ...]], Mapping[str, Tensor]]
 
 
-def totals(
+def cross_entropy_sums(
     logits: Tensor,
     targets: Tensor,
     *,
     smoothing: float = 0.0,
     padding_token: int | None = None,
 ) -> dict[str, Tensor]:
-    """Add up what a batch of predictions is worth.
-
-    Sums, unlike means, can be added up over batches and processes of unequal size.
+    """Return the summed loss, the correct predictions and the number of targets.
 
     Args:
         logits: Scores of the classes, along the last axis.
-        targets: The right classes.
-        smoothing: How unsure targets are.
-        padding_token: A target that does not count.
-
-    Returns:
-        The sum of losses, the number of right predictions, and how many there were.
+        targets: Indices of the correct classes.
+        smoothing: Amount of label smoothing.
+        padding_token: A target to ignore.
 
     Examples:
         >>> logits = torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0]])
-        >>> sums = totals(logits, torch.tensor([1, 0]), padding_token=0)
+        >>> sums = cross_entropy_sums(logits, torch.tensor([1, 0]), padding_token=0)
         >>> {name: int(x) for name, x in sums.items()}
         {'loss': 0, 'correct': 1, 'count': 1}
     """
@@ -48,25 +46,19 @@ def totals(
 
 
 def classify(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Have a model classify a batch of inputs and labels: the plainest objective."""
+    """Return the cross-entropy sums of a batch of inputs and labels."""
     inputs, labels = batch
-    return totals(model(inputs), labels)
+    return cross_entropy_sums(model(inputs), labels)
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Divide sums by the `count` among them; `correct` gives `accuracy`.
-
-    Args:
-        sums: Sums by name.
-
-    Returns:
-        Means, and the exact counts.
+    """Divide sums by the `count` among them; `correct` becomes `accuracy`.
 
     Examples:
         >>> means({"loss": 6.0, "correct": 1.0, "count": 4.0})
         {'loss': 1.5, 'accuracy': 0.25, 'correct': 1, 'count': 4}
     """
     counts = {name: int(sums[name]) for name in ("correct", "count") if name in sums}
-    found = {name: x / sums["count"] for name, x in sums.items() if name != "count"}
-    named = {"accuracy" if k == "correct" else k: x for k, x in found.items()}
+    divided = {name: x / sums["count"] for name, x in sums.items() if name != "count"}
+    named = {"accuracy" if k == "correct" else k: x for k, x in divided.items()}
     return {**named, **counts}

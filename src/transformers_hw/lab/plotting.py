@@ -1,7 +1,7 @@
-"""Figures that can be read in light and in dark, drawn once and saved for both.
+"""Figures for light and dark pages, drawn once and saved for both.
 
-Computing and drawing are apart: an example computes numbers and writes them down;
-a drawing function gets those numbers, a figure and a theme, and is called twice.
+An example computes numbers and writes them down; a drawing function gets those numbers,
+a figure and a theme, and is called once for each theme.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,16 +24,16 @@ WIDTH = 7.2  # inches; the text column of the site
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of one of the two modes.
+    """The colors of light or dark pages.
 
     Attributes:
         name: `"light"` or `"dark"`, the ending of the file's name.
-        ink: Text and axes.
-        faint: Grids and whatever should stay behind.
-        paper: The page behind the figure, which itself is transparent.
-        series: Colours of lines, told apart by colour-blind readers too.
-        amounts: From nothing (paper) to much.
-        signed: From negative over nothing (paper) to positive.
+        ink: Color of text and axes.
+        faint: Color of grids.
+        paper: Color of the page behind the figure, which is transparent.
+        series: Colors of lines, distinguishable by color-blind readers.
+        amounts: Color map from zero (paper) to large.
+        signed: Color map from negative over zero (paper) to positive.
     """
 
     name: str
@@ -79,11 +79,11 @@ def save_figures(
     """Draw every figure in both themes.
 
     Args:
-        folder: Where to put the files; it is made if it is not there.
-        drawings: By name, what draws a figure and how high it is, in inches.
+        folder: Folder for the files; it is created if need be.
+        drawings: For each name, the drawing function and the height in inches.
 
     Returns:
-        The files written, `<name>-light.svg` and `<name>-dark.svg` for each.
+        The files, `<name>-light.svg` and `<name>-dark.svg` for each figure.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def save_figures(
             with plt.rc_context(_settings(theme)):
                 figure = plt.figure(figsize=(WIDTH, height), layout="constrained")
                 draw(figure, theme)
-                # No date: drawing again gives the same file.
+                # Without a date, drawing again gives the same file.
                 figure.savefig(path, transparent=True, metadata={"Date": None})
                 plt.close(figure)
             written.append(path)
@@ -109,15 +109,14 @@ def heatmap(
     signed: bool = False,
     limit: float | None = None,
 ) -> AxesImage:
-    """Show a matrix as coloured cells, nothing being the colour of the paper.
+    """Draw a matrix as colored cells; zero has the color of the paper.
 
     Args:
-        axes: Where to draw.
-        theme: Whose colours.
+        axes: Axes to draw in.
+        theme: Theme with the colors.
         values: The matrix.
-        signed: Whether zero lies in the middle of the colours.
-        limit: The greatest value of the colours; the greatest one there is by
-            default.
+        signed: Whether the colors are centered at zero.
+        limit: Largest value of the colors; by default the largest of the matrix.
     """
     matrix = numpy.asarray(values)
     top = float(numpy.abs(matrix).max()) if limit is None else limit
@@ -137,21 +136,14 @@ def heatmap(
     return image
 
 
-def label_line(axes: Axes, text: str, end: tuple[float, float], colour: str) -> None:
-    """Write a name at the end of a line, which spares the reader a legend.
-
-    Args:
-        axes: Where to draw.
-        text: The name.
-        end: Where the line ends.
-        colour: The line's colour.
-    """
+def label_line(axes: Axes, text: str, end: tuple[float, float], color: str) -> None:
+    """Write a label at the end of a line, instead of a legend."""
     axes.annotate(
         text,
         end,
         xytext=(4, 0),
         textcoords="offset points",
-        color=colour,
+        color=color,
         va="center",
         annotation_clip=False,
     )

@@ -1,4 +1,4 @@
-"""What a run was: the facts behind every figure, in `run.json`."""
+"""The record of a run: the facts behind every figure, in `run.json`."""
 
 import json
 import os
@@ -23,16 +23,17 @@ class RunRecord:
     """The facts of a run.
 
     Attributes:
-        command: What started it.
-        config: Its settings.
-        seed: Its seed.
-        data: What it was trained on.
-        versions: Of Python and of the packages it depends on.
-        device: Where it computed.
-        threads: How many threads of the CPU.
-        processes: How many processes.
-        seconds: How long it took.
-        metrics: What was measured.
+        command: Command line.
+        config: Settings.
+        seed: Seed.
+        data: Description of the training data.
+        versions: Versions of Python and of the packages used.
+        device: Device.
+        threads: Number of CPU threads.
+        processes: Number of processes.
+        seconds: Duration.
+        metrics: Measured numbers. Keys are words without spaces or dots, so that a
+            dotted path finds a number.
     """
 
     command: str
@@ -57,35 +58,23 @@ class RunRecord:
         seconds: float,
         metrics: Mapping[str, Any],
     ) -> "RunRecord":
-        """Gather the facts of a run that has ended.
-
-        Args:
-            config: A dataclass of settings, or a mapping.
-            seed: The seed.
-            data: What it was trained on, such as `Pictures.describe()`.
-            device: Where it computed.
-            seconds: How long it took.
-            metrics: What was measured, as numbers, lists and mappings.
-
-        Returns:
-            The record.
-        """
+        """Gather the facts of a run that has ended; `config` may be a dataclass."""
         settings = asdict(config) if is_dataclass(config) else dict(config)  # type: ignore[arg-type]
         return cls(
             command=_command(),
-            config=_plain(settings),
+            config=_as_json(settings),
             seed=seed,
-            data=_plain(dict(data)),
+            data=_as_json(dict(data)),
             versions=_versions(),
             device=_device_name(device),
             threads=torch.get_num_threads(),
             processes=int(os.environ.get("WORLD_SIZE", 1)),
             seconds=round(seconds, 1),
-            metrics=_plain(dict(metrics)),
+            metrics=_as_json(dict(metrics)),
         )
 
     def write(self, folder: Path) -> Path:
-        """Write `run.json` into a folder, whole; give its path."""
+        """Write `run.json` into a folder, atomically; return its path."""
         write_json(folder / NAME, asdict(self))
         return folder / NAME
 
@@ -96,23 +85,23 @@ class RunRecord:
 
 
 def _command() -> str:
-    # An absolute path would tell of a machine, not of the run.
     script, *options = sys.argv
     return " ".join(["python", _short(Path(script)), *options])
 
 
 def _short(path: Path) -> str:
+    # An absolute path would describe a machine, not the run.
     here = Path.cwd()
     if path.is_absolute():
         path = path.relative_to(here) if path.is_relative_to(here) else Path(path.name)
     return path.as_posix()
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): _plain(x) for k, x in value.items()}
+        return {str(k): _as_json(x) for k, x in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(x) for x in value]
+        return [_as_json(x) for x in value]
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return _short(value) if isinstance(value, Path) else value

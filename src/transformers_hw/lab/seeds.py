@@ -1,8 +1,8 @@
-"""Randomness as a pure function of a seed and of where a run stands.
+"""Randomness as a pure function of a seed and a step.
 
-No generator lives from one step to the next. What is drawn at a step depends on the
-seed and the step's number alone, so a run that is taken up again draws what it would
-have drawn, with nothing to restore.
+No generator lives from one step to the next. What is drawn at a step depends only on
+the seed and the step's number, so a resumed run draws what it would have drawn, and
+there is no state to restore.
 """
 
 import hashlib
@@ -11,13 +11,7 @@ import torch
 
 
 def derived_seed(*key: str | int) -> int:
-    """Turn a purpose and numbers into a seed, unlike that of any other key.
-
-    Args:
-        *key: Such as `"order", seed, epoch`.
-
-    Returns:
-        A number of 63 bits.
+    """Hash a purpose and numbers into a 63-bit seed.
 
     Examples:
         >>> derived_seed("order", 0, 1) == derived_seed("order", 0, 1)
@@ -30,11 +24,5 @@ def derived_seed(*key: str | int) -> int:
 
 
 def seeded_generator(*key: str | int) -> torch.Generator:
-    """Give a generator for a purpose.
-
-    It draws on the CPU, so that runs draw the same on every device.
-
-    Args:
-        *key: As for [`derived_seed`][transformers_hw.lab.seeds.derived_seed].
-    """
+    """Return a generator for a purpose; on the CPU, so that all devices draw alike."""
     return torch.Generator().manual_seed(derived_seed(*key))

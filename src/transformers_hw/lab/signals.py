@@ -1,4 +1,4 @@
-"""Being asked to stop: finish the step, write a checkpoint, then go."""
+"""Stopping on SIGINT or SIGTERM: finish the step, save a checkpoint, then exit."""
 
 import os
 import signal
@@ -8,35 +8,31 @@ from contextlib import contextmanager
 
 
 class Stopped(SystemExit):
-    """A run was asked to stop, and has written a checkpoint.
+    """Training stopped on a signal, after saving a checkpoint.
 
-    Its exit code is what a shell reports of a program that the signal ended: 130 after
-    an interrupt, 143 after a request to terminate.
+    The exit code is the one that shells use for the signal: 130 after SIGINT, 143
+    after SIGTERM.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
 
 
-class Request:
-    """Whether this process was asked to stop.
-
-    Attributes:
-        number: The signal that asked, or 0.
-    """
+class StopRequest:
+    """Whether the process received a signal: its `number`, or 0."""
 
     def __init__(self) -> None:
         self.number = 0
 
 
 @contextmanager
-def heed_signals() -> Iterator[Request]:
-    """Take the first SIGINT or SIGTERM as a request, and the second as an order.
+def handle_signals() -> Iterator[StopRequest]:
+    """Record the first SIGINT or SIGTERM as a request; exit at once on the second.
 
     Yields:
-        What has been asked for, to be looked at between steps.
+        The request, to be checked between steps.
     """
-    request = Request()
+    request = StopRequest()
 
     def handle(number: int, _: object) -> None:
         if request.number:
@@ -46,10 +42,8 @@ def heed_signals() -> Iterator[Request]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {
-        number: signal.signal(number, handle)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield request
     finally:

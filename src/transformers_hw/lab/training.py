@@ -1,4 +1,4 @@
-"""The loop that all examples train with."""
+"""The training loop of all examples."""
 
 import math
 import signal
@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm, parametrize
 from tqdm import tqdm
 
-from transformers_hw.lab.bars import bar
 from transformers_hw.lab.batching import Batches
 from transformers_hw.lab.checkpoint import (
     Progress,
@@ -27,20 +26,22 @@ from transformers_hw.lab.devices import (
     keep_freed_memory,
     pick_device,
 )
-from transformers_hw.lab.distributed import Team, join_team
-from transformers_hw.lab.files import sole_writer
+from transformers_hw.lab.distributed import Distributed, init_distributed
+from transformers_hw.lab.files import file_lock
 from transformers_hw.lab.objectives import Objective, means
-from transformers_hw.lab.optimisation import (
+from transformers_hw.lab.optimization import (
     TrainingConfig,
     learning_rate,
-    make_optimiser,
+    make_optimizer,
 )
+from transformers_hw.lab.progress_bar import progress_bar
 from transformers_hw.lab.seeds import derived_seed
-from transformers_hw.lab.signals import Request, Stopped, heed_signals
+from transformers_hw.lab.signals import Stopped, StopRequest, handle_signals
 
 CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "weights.safetensors"
 
-Callback = Callable[[nn.Module, int], Mapping[str, Any]]
+# Given the model, the step and the TensorBoard writer, if any.
+Callback = Callable[[nn.Module, int, Any], Mapping[str, Any]]
 
 
 def train(
@@ -49,15 +50,16 @@ def train(
     objective: Objective,
     config: TrainingConfig,
     *,
+    name: str = "training",
     evaluations: Mapping[str, Batches] | None = None,
     callbacks: Sequence[Callback] = (),
-    about: Mapping[str, Any] | None = None,
+    identity: Mapping[str, Any] | None = None,
 ) -> Progress:
-    r"""Train a model, or go on training it.
+    r"""Train a model, or resume its training.
 
-    On the CPU a run that was interrupted, even killed, ends with the very weights
-    of one that was not. Several processes started by `torchrun` share every batch $B$;
-    the gradient is that of one process with the whole batch,
+    On the CPU, a run that was interrupted, even killed, ends with exactly the weights
+    of one that was not. Several processes started by `torchrun` share every batch
+    $B$; the gradient is that of one process with the whole batch,
 
     $$
     \nabla \frac{1}{|B|} \sum_{i \in B} \ell_i
@@ -67,110 +69,128 @@ def train(
     however unequal the shares $B_r$ of the $p$ processes are.
 
     Args:
-        model: The model; it is trained in place.
-        batches: What it is trained on.
-        objective: Given the model and a batch, gives sums over the batch: of the
-            `loss`, the `count` it is to be divided by, `correct` if there is right
-            and wrong, and whatever else is worth a mean.
-        config: How to train.
-        evaluations: What to evaluate after each epoch, by name.
-        callbacks: Called with the model and the epoch after each epoch, in the process
-            that leads; what they return, as JSON has it, goes into the history.
-        about: More facts that a checkpoint must agree in, such as which data this is.
+        model: The model; it is trained in place. Parametrizations are removed in the
+            end.
+        batches: Training data.
+        objective: Function of the model and a batch that returns sums over the batch:
+            the `loss`, the `count` to divide it by, optionally `correct`, and any
+            other metric.
+        config: Settings.
+        name: Name of the run, shown on the progress bar.
+        evaluations: Data to evaluate on every `config.evaluate_every` steps, by name.
+        callbacks: Functions called after each evaluation, in the main process, with
+            the model, the step and the TensorBoard writer or `None`. What they return
+            goes into the history.
+        identity: Further settings that a checkpoint must match.
 
     Returns:
-        The history, among others; an entry for each epoch.
+        The progress; its history has an entry for each evaluation.
 
     Raises:
-        CheckpointError: If the folder's checkpoint is of another run.
-        FloatingPointError: If the loss or the gradient is no finite number. The
-            weights, and the last checkpoint, are still good.
-        OSError: If a checkpoint cannot be written.
-        Stopped: If the process is asked to stop; it has then written a checkpoint.
+        CheckpointError: The folder's checkpoint is of another run.
+        FloatingPointError: The loss or the gradient is not finite. The weights and
+            the last checkpoint are still good.
+        OSError: A checkpoint cannot be written.
+        Stopped: A signal came; a checkpoint was written.
     """
     device = pick_device(config.device)
     keep_freed_memory()
     model.to(device)
-    optimiser = make_optimiser(model, config)
+    optimizer = make_optimizer(model, config)
     path = config.out / CHECKPOINT
+    total = config.steps or (config.epochs or 0) * (batches.steps_per_epoch or 0)
+    if not total:
+        raise ValueError("these batches have no epochs: give steps instead of epochs.")
+    every = config.evaluate_every or batches.steps_per_epoch or total
     with ExitStack() as stack:
-        team = stack.enter_context(join_team(device))
-        if team.leads:
-            stack.enter_context(sole_writer(config.out, wait=False))
+        distributed = stack.enter_context(init_distributed(device))
+        if distributed.is_main:
+            stack.enter_context(file_lock(config.out, wait=False))
             if config.start_over:
                 path.unlink(missing_ok=True)
-        team.wait()
-        request = stack.enter_context(heed_signals())
-        identity = {**config.identity(), **(about or {})}
-        progress = load_checkpoint(path, model, optimiser, identity) or Progress()
-        trained = team.share_gradients(model, device)
-        if config.compiled and device.type == "cuda":
-            trained.compile()
-        worker = _Worker(objective, device, config.precision, team, request)
-        total = config.total_steps(batches.steps_per_epoch)
+        distributed.barrier()
+        request = stack.enter_context(handle_signals())
+        identity = {**config.identity(), **(identity or {})}
+        progress = load_checkpoint(path, model, optimizer, identity) or Progress()
         if progress.history and progress.history[-1]["step"] == total:
+            if distributed.is_main:
+                tqdm.write(f"{name}: already trained")
+            _finish(model, config, distributed)
             return progress
-        curves = None
-        if config.tensorboard and team.leads:
+        wrapped = distributed.wrap(model, device)
+        if config.compiled and device.type == "cuda":
+            wrapped.compile()
+        worker = _Worker(objective, device, config.precision, distributed, request)
+        writer = None
+        if config.tensorboard and distributed.is_main:
             # Importing it takes seconds.
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            folder, future = str(config.out / "tensorboard"), progress.step + 1
-            curves = stack.enter_context(SummaryWriter(folder, purge_step=future))
-        steps = stack.enter_context(
-            bar(initial=progress.step, total=total, unit="step", disable=not team.leads)
-        )
+            folder = str(config.out / "tensorboard")
+            writer = SummaryWriter(folder, purge_step=progress.step)
+            stack.enter_context(writer)
+        shown = {"desc": name, "unit": "step", "disable": not distributed.is_main}
+        bar = progress_bar(initial=progress.step, total=total, **shown)
+        stack.enter_context(bar)
         begun = time.monotonic() - progress.seconds
         saved = time.monotonic()
 
         def save() -> None:
             progress.seconds = time.monotonic() - begun
-            if team.leads:
-                save_checkpoint(path, model, optimiser, progress, identity)
+            if distributed.is_main:
+                save_checkpoint(path, model, optimizer, progress, identity)
+
+        def evaluation() -> dict[str, Any]:
+            record: dict[str, Any] = {"step": progress.step}
+            if batches.steps_per_epoch:
+                record["epoch"] = progress.step / batches.steps_per_epoch
+            if progress.running:
+                record["train"] = means(progress.running)
+            for split, others in (evaluations or {}).items():
+                record[split] = worker.evaluate(model, others)
+                _log(writer, split, record[split], progress.step)
+            model.eval()
+            for callback in callbacks if distributed.is_main else ():
+                record.update(callback(model, progress.step, writer))
+            return distributed.broadcast(record)
 
         try:
+            if config.tensorboard and progress.step == 0:
+                evaluation()  # the curves start with the untrained model
             while True:
-                if _epoch_has_ended(progress, batches.steps_per_epoch, total):
-                    epoch = -(-progress.step // batches.steps_per_epoch)
-                    record: dict[str, Any] = {"epoch": epoch, "step": progress.step}
-                    record["train"] = means(progress.running)
-                    for name, others in (evaluations or {}).items():
-                        record[name] = worker.evaluate(model, others)
-                    model.eval()
-                    for callback in callbacks if team.leads else ():
-                        record.update(callback(model, epoch))
-                    record = team.from_leader(record)
-                    progress.history.append(record)
+                due = progress.step % every == 0 or progress.step == total
+                # A run may have been killed after the step, before the evaluation.
+                if due and _steps_since_evaluation(progress) > 0:
+                    progress.history.append(evaluation())
                     progress.running = {}
-                    if curves is not None:
-                        _draw(curves, record)
                 if progress.step >= total:
                     break
                 rate = learning_rate(progress.step, total, config)
                 torch.manual_seed(
-                    derived_seed("dropout", config.seed, progress.step, team.rank)
+                    derived_seed(
+                        "dropout", config.seed, progress.step, distributed.rank
+                    )
                 )
                 sums, stopping = worker.step(
-                    trained, batches, progress.step, optimiser, rate, config.clip_norm
+                    wrapped, batches, progress.step, optimizer, rate, config.clip_norm
                 )
+                _log(writer, "train", means(sums), progress.step)
                 progress.step += 1
-                for name, value in sums.items():
-                    progress.running[name] = progress.running.get(name, 0.0) + value
-                _advance(steps, progress)
+                for key, value in sums.items():
+                    progress.running[key] = progress.running.get(key, 0.0) + value
+                _advance(bar, progress)
                 if stopping:
                     raise Stopped(request.number or signal.SIGTERM)
                 waited = time.monotonic() - saved
-                every = config.checkpoint_steps or total
-                if waited >= config.checkpoint_seconds or progress.step % every == 0:
+                often = config.checkpoint_steps or total
+                if waited >= config.checkpoint_seconds or progress.step % often == 0:
                     save()
                     saved = time.monotonic()
         except Stopped:
             save()
             raise
-        # First the weights: a checkpoint of the last epoch tells that all is done.
-        if team.leads:
-            save_weights(config.out / WEIGHTS, model, identity)
         save()
+        _finish(model, config, distributed)
     return progress
 
 
@@ -182,128 +202,128 @@ def evaluate(
     device: torch.device,
     precision: Precision = "auto",
 ) -> dict[str, float]:
-    """Measure a model on every sample once, in this process alone.
+    """Evaluate a model on every sample once, in this process alone.
 
     Args:
         model: The model; it is left in evaluation mode.
-        batches: What to measure it on: their first epoch.
-        objective: As for [`train`][transformers_hw.lab.training.train].
-        device: Where to compute.
-        precision: How precisely.
+        batches: The data.
+        objective: Loss and metrics of a batch, the same as for `train`.
+        device: Device to compute on.
+        precision: Precision to compute in.
 
     Returns:
-        Means over all samples, with the counts they come from.
+        Means over all samples, and the counts.
     """
-    worker = _Worker(objective, device, precision, Team(), Request())
+    worker = _Worker(objective, device, precision, Distributed(), StopRequest())
     return worker.evaluate(model, batches)
 
 
 @dataclass(frozen=True)
 class _Worker:
-    """One process's part in all that is computed together."""
+    """What one process computes."""
 
     objective: Objective
     device: torch.device
     precision: Precision
-    team: Team
-    request: Request
+    distributed: Distributed
+    request: StopRequest
 
     def run(
         self, model: nn.Module, batches: Batches, step: int
     ) -> tuple[Tensor, list[str], Tensor]:
-        """Give the loss of this process's share, and all sums with their names."""
-        part = batches.part(step, rank=self.team.rank, size=self.team.size)
-        batch = tuple(x.to(self.device, non_blocking=True) for x in part.tensors)
+        """Return the loss of this process's samples, and all sums with their names."""
+        rank, world_size = self.distributed.rank, self.distributed.world_size
+        samples, weight = batches.batch(step, rank=rank, world_size=world_size)
+        samples = tuple(x.to(self.device, non_blocking=True) for x in samples)
         with autocast(self.device, self.precision):
-            found = self.objective(model, batch)
-        if not {"loss", "count"} <= found.keys():
+            sums = self.objective(model, samples)
+        if not {"loss", "count"} <= sums.keys():
             raise ValueError(
-                f"an objective must give a loss and a count, got {sorted(found)}."
+                f"an objective must return a loss and a count, got {sorted(sums)}."
             )
         # Counts stay exact; MPS has no float64.
         exact = torch.float32 if self.device.type == "mps" else torch.float64
-        values = [x.detach().to(self.device, exact) for x in found.values()]
-        return (
-            part.weight * found["loss"],
-            list(found),
-            part.weight * torch.stack(values),
-        )
+        values = [x.detach().to(self.device, exact) for x in sums.values()]
+        return weight * sums["loss"], list(sums), weight * torch.stack(values)
 
     def step(
         self,
         model: nn.Module,
         batches: Batches,
         step: int,
-        optimiser: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         rate: float,
         clip_norm: float | None,
     ) -> tuple[dict[str, float], bool]:
-        """Take a step; give its sums, and whether any process was asked to stop."""
+        """Take a step; return its sums, and whether any process received a signal."""
         model.train()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss, names, own = self.run(model, batches, step)
-        asked = own.new_tensor([bool(self.request.number)])
-        sums = self.team.sum(torch.cat([own, asked]))
+        requested = own.new_tensor([bool(self.request.number)])
+        sums = self.distributed.all_reduce(torch.cat([own, requested]))
         count = sums[names.index("count")].clamp(min=1)
-        # Gradients are averaged over processes, but a mean over samples is wanted.
-        (loss * (self.team.size / count).to(loss.dtype)).backward()
-        parameters = [x for group in optimiser.param_groups for x in group["params"]]
+        # Gradients are averaged over processes; we want the mean over samples.
+        (loss * (self.distributed.world_size / count).to(loss.dtype)).backward()
+        parameters = [x for group in optimizer.param_groups for x in group["params"]]
         gradients = [x.grad for x in parameters if x.grad is not None]
         norm = get_total_norm(gradients)
-        # The one place in a step that waits for the device: before weights change.
+        # The only place in a step that waits for the device: before weights change.
         *values, stopping, length = torch.cat([sums, norm[None].to(sums)]).tolist()
         found = dict(zip(names, values, strict=True))
         if not (math.isfinite(found["loss"]) and math.isfinite(length)):
             raise FloatingPointError(
                 f"step {step}: the loss is {found['loss']}, the norm of its gradient "
-                f"{length}; both should be finite. The weights are those before this "
+                f"{length}; both must be finite. The weights are those before this "
                 "step. A lower learning rate, or clipping, may help."
             )
         if clip_norm is not None:
             clip_grads_with_norm_(parameters, clip_norm, norm)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate
-        optimiser.step()
+        optimizer.step()
         return found, stopping > 0
 
     def evaluate(self, model: nn.Module, batches: Batches) -> dict[str, float]:
-        """Measure a model on every sample once, together; all get the result."""
+        """Evaluate on every sample once; all processes get the result."""
         model.eval()
         names, sums = [], torch.zeros(())
         with torch.no_grad():
-            for step in range(batches.steps_per_epoch):
-                # Together, they would have to agree to stop; the next step is soon.
-                if self.request.number and self.team.size == 1:
+            for step in range(batches.steps_per_epoch or 0):
+                # Several processes would have to agree to stop; the next step is soon.
+                if self.request.number and self.distributed.world_size == 1:
                     raise Stopped(self.request.number)
                 _, names, own = self.run(model, batches, step)
                 sums = own if step == 0 else sums + own
-        values = self.team.sum(sums).tolist()
+        values = self.distributed.all_reduce(sums).tolist()
         return means(dict(zip(names, values, strict=True)))
 
 
-def _epoch_has_ended(progress: Progress, steps_per_epoch: int, total: int) -> bool:
-    # A run may have been killed after an epoch's last step, before its record.
-    ended = progress.step % steps_per_epoch == 0 or progress.step == total
-    return ended and _steps_since_record(progress) > 0
+def _finish(model: nn.Module, config: TrainingConfig, distributed: Distributed) -> None:
+    for module in list(model.modules()):
+        if parametrize.is_parametrized(module):
+            for name in list(module.parametrizations):  # type: ignore[arg-type]
+                parametrize.remove_parametrizations(module, name)
+    if distributed.is_main:
+        save_weights(config.out / WEIGHTS, model)
 
 
-def _steps_since_record(progress: Progress) -> int:
+def _steps_since_evaluation(progress: Progress) -> int:
     return progress.step - (progress.history[-1]["step"] if progress.history else 0)
 
 
-def _advance(steps: tqdm, progress: Progress) -> None:
-    steps.update()
-    if not steps.disable:
+def _advance(bar: tqdm, progress: Progress) -> None:
+    bar.update()
+    if not bar.disable:
         found = means(progress.running)
         shown = {name: x for name, x in found.items() if name in ("loss", "accuracy")}
-        rate = (steps.n - steps.initial) / max(steps.format_dict["elapsed"], 1e-9)
-        samples = found["count"] / _steps_since_record(progress)
+        rate = (bar.n - bar.initial) / max(bar.format_dict["elapsed"], 1e-9)
+        samples = found["count"] / _steps_since_evaluation(progress)
         shown["samples/s"] = round(rate * samples)
-        steps.set_postfix(shown, refresh=False)
+        bar.set_postfix(shown, refresh=False)
 
 
-def _draw(curves: Any, record: Mapping[str, Any]) -> None:
-    for split, found in record.items():
-        if isinstance(found, Mapping):
-            for name in {"loss", "accuracy"} & found.keys():
-                curves.add_scalar(f"{name}/{split}", found[name], record["step"])
+def _log(writer: Any, split: str, metrics: Mapping[str, float], step: int) -> None:
+    if writer is not None:
+        for name in ("loss", "accuracy"):
+            if name in metrics:
+                writer.add_scalar(f"{name}/{split}", metrics[name], step)

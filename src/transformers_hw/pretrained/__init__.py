@@ -1,43 +1,29 @@
-"""Other libraries' weights in these modules, and these modules' weights elsewhere.
+"""Other libraries' models into the book's and back, and files of models.
 
-A converter takes a state dict, or the path of a safetensors file, and gives a module
-in evaluation mode that computes what the other library's would. Nothing is fetched,
-nothing is unpickled, and nothing is dropped in silence: a tensor that is unknown,
-missing or of the wrong shape is an error that names it.
+A converter takes another library's module, or its state dict or a safetensors file,
+and returns a model of the book with the same outputs, in evaluation mode. Nothing is
+downloaded and nothing is unpickled. A tensor that is unknown, missing or of the wrong
+shape is an error that names it. What a converter returns, and what you build and train
+yourself, can be saved with its settings and loaded again.
 """
 
-from transformers_hw.pretrained.back_to_torch import to_torch
-from transformers_hw.pretrained.pictures import (
-    vision_transformer_from_huggingface,
-    vision_transformer_from_timm,
-    vision_transformer_from_torchvision,
+from transformers_hw.pretrained.libraries import (
+    from_huggingface,
+    from_timm,
+    from_torchvision,
 )
 from transformers_hw.pretrained.saving import load_model, save_model
-from transformers_hw.pretrained.text import bert_from_huggingface
-from transformers_hw.pretrained.torch_modules import (
-    attention_from_torch,
-    decoder_from_torch,
-    decoder_layer_from_torch,
-    encoder_from_torch,
-    encoder_layer_from_torch,
-    transformer_from_torch,
-)
+from transformers_hw.pretrained.torch_modules import from_torch, to_torch
 from transformers_hw.pretrained.weights import WeightsError, read_weights
 
 __all__ = [
     "WeightsError",
-    "attention_from_torch",
-    "bert_from_huggingface",
-    "decoder_from_torch",
-    "decoder_layer_from_torch",
-    "encoder_from_torch",
-    "encoder_layer_from_torch",
+    "from_huggingface",
+    "from_timm",
+    "from_torch",
+    "from_torchvision",
     "load_model",
     "read_weights",
     "save_model",
     "to_torch",
-    "transformer_from_torch",
-    "vision_transformer_from_huggingface",
-    "vision_transformer_from_timm",
-    "vision_transformer_from_torchvision",
 ]

@@ -1,7 +1,8 @@
-"""Read weights from elsewhere, and account for every tensor of them."""
+"""Read other libraries' weights, and account for every tensor."""
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
@@ -10,23 +11,26 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from transformers_hw.transformer.config import Activation
+from transformers_hw.transformer.parts import ACTIVATIONS
+
 Weights = Mapping[str, Any] | str | Path
+Names = Mapping[str, str]
 Model = TypeVar("Model", bound=nn.Module)
 # Narrower ones mean nothing without a scale, which their libraries keep elsewhere.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-PROJECTED = ("query", "key", "value")
 
 
 class WeightsError(ValueError):
-    """Weights that cannot be read, or are not those that were asked for."""
+    """Weights that cannot be read, or are not those of the expected model."""
 
 
 def read_weights(weights: Weights) -> dict[str, Tensor]:
     """Read a state dict, or a safetensors file.
 
-    Files of other kinds are refused without being opened: what `torch.save` writes is
-    a pickle, which can run any code when it is read. Whoever trusts such a file can
-    read it with `torch.load(path, weights_only=True)` and pass the result.
+    Files of other kinds are not opened: what `torch.save` writes is a pickle, which
+    can run any code when it is read. If you trust such a file, read it with
+    `torch.load(path, weights_only=True)` and pass the result.
 
     Args:
         weights: Tensors by name, or the path of a safetensors file.
@@ -35,10 +39,10 @@ def read_weights(weights: Weights) -> dict[str, Tensor]:
         The tensors by name.
 
     Raises:
-        ImportError: If a file is to be read, and safetensors is not installed.
-        TypeError: If it is neither.
-        WeightsError: If the file is of another kind, damaged or not there, or if a
-            state dict holds anything but tensors by name.
+        ImportError: If a file is to be read and safetensors is not installed.
+        TypeError: If `weights` is neither a state dict nor a path.
+        WeightsError: If the file is of another kind, damaged or missing, or if a state
+            dict holds anything but tensors by name.
 
     Examples:
         >>> read_weights({"bias": torch.zeros(2)})
@@ -68,61 +72,86 @@ def read_weights(weights: Weights) -> dict[str, Tensor]:
             f"{path} must be a .safetensors file: others can run code when they are "
             "read."
         )
-    safetensors = _import_safetensors()
+    safetensors = import_safetensors()
     try:
         return safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise WeightsError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def _import_safetensors() -> ModuleType:
-    """Import what reads and writes files of weights; the book itself does without."""
+def import_safetensors() -> ModuleType:
+    """Import safetensors, which only files of weights need."""
     try:
         import safetensors.torch
     except ImportError as error:
         raise ImportError(
-            "files of weights take safetensors: pip install safetensors"
+            "files of weights need safetensors: pip install safetensors"
         ) from error
     return safetensors
 
 
-class _Unpacking:
-    """Take tensors out of foreign weights under their new names, and keep account.
+class Conversion:
+    """Another library's weights, on their way into a model of ours.
 
-    The module is built without memory for its numbers, and given the tensors only
-    when all of them fit: sizes that a file claims cost nothing.
+    Our model is built without memory and is given the tensors only when all of them
+    fit: sizes that a file claims cost nothing.
 
     Args:
-        weights: Where to take them from.
-        origin: Whose weights these should be, for messages.
+        source: The other library's module, its state dict, or a safetensors file.
+        origin: Whose weights these must be, for error messages.
 
     Attributes:
-        place: Where to build the module, and of which type of numbers.
-        left: Tensors that nobody has taken yet, by their old names.
-        wanted: The shapes of the tensors that the new module has, by its names.
-        made: The tensors taken so far, by their new names.
+        module: The module, if that was given.
+        tensors: Their tensors by their names.
+        factory: `device` and `dtype` to build our model with.
     """
 
-    def __init__(self, weights: Weights, origin: str) -> None:
+    def __init__(self, source: nn.Module | Weights, origin: str) -> None:
         self.origin = origin
-        self.left = read_weights(weights)
-        self.wanted: dict[str, torch.Size] = {}
-        self.made: dict[str, Tensor] = {}
-        self.missing: list[str] = []
-        self.misshapen: list[str] = []
-        kinds = [x.dtype for x in self.left.values() if x.dtype in FLOATS]
-        # The type that holds all of them without loss.
-        dtype = reduce(torch.promote_types, kinds) if kinds else None
-        self.place: dict[str, Any] = {"device": "meta", "dtype": dtype}
+        self.module: Any = source if isinstance(source, nn.Module) else None
+        self.tensors = read_weights(
+            source.state_dict() if isinstance(source, nn.Module) else source
+        )
+        dtypes = [x.dtype for x in self.tensors.values() if x.dtype in FLOATS]
+        # The dtype that represents all of them without loss.
+        dtype = reduce(torch.promote_types, dtypes) if dtypes else None
+        self.factory: dict[str, Any] = {"device": "meta", "dtype": dtype}
+
+    def settings(
+        self,
+        read: Callable[[Any], dict[str, Any]],
+        given: Mapping[str, Any],
+        **defaults: Any,
+    ) -> dict[str, Any]:
+        """Return the settings that were given, read from the module, or the defaults.
+
+        Args:
+            read: Reads settings from the other library's module.
+            given: Settings of the caller; `None` for those that were not given.
+            **defaults: Settings to use with a state dict.
+        """
+        try:
+            found = defaults if self.module is None else read(self.module)
+        except AttributeError as error:
+            raise WeightsError(
+                f"module must be {self.origin}, got {type(self.module).__name__}."
+            ) from error
+        found = found | {name: x for name, x in given.items() if x is not None}
+        if "heads" not in found:
+            raise TypeError(
+                "heads must be given with a state dict, which does not contain it; a "
+                "module does."
+            )
+        return found
 
     def shape(self, name: str, axes: int) -> tuple[int, ...]:
-        """Give the shape of a tensor that the module's sizes are read from."""
-        if name not in self.left:
+        """Return the shape of a tensor that tells the model's sizes."""
+        if name not in self.tensors:
             raise WeightsError(
                 f"weights must be of {self.origin}, and hold {name!r}; they hold "
-                f"{_listed(list(self.left))}."
+                f"{listed(list(self.tensors))}."
             )
-        shape = tuple(self.left[name].shape)
+        shape = tuple(self.tensors[name].shape)
         if len(shape) != axes or 0 in shape:
             raise WeightsError(
                 f"{name!r} must have {axes} axes, none of them empty, got shape "
@@ -133,82 +162,109 @@ class _Unpacking:
     def depth(self, layers: str) -> int:
         """Count the layers whose names begin with `layers` and a number."""
         pattern = re.compile(re.escape(layers) + r"(\d+)\.")
-        found = (pattern.match(name) for name in self.left)
+        found = (pattern.match(name) for name in self.tensors)
         numbers = {int(match[1]) for match in found if match}
         if not numbers or numbers != set(range(len(numbers))):
             raise WeightsError(
                 f"weights must be of {self.origin}, and hold {layers}0 and so on; "
-                f"they hold {_listed(list(self.left))}."
+                f"they hold {listed(list(self.tensors))}."
             )
         return len(numbers)
 
-    def build(self, model: Model) -> Model:
-        """Say which module, or part of one, is to be filled."""
-        self.wanted = {name: x.shape for name, x in model.state_dict().items()}
-        return model
-
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Take a tensor that must have this shape."""
-        wanted = tuple(shape)
-        x = self.left.pop(name, None)
-        if x is None:
-            self.missing.append(name)
-        elif tuple(x.shape) != wanted:
-            self.misshapen.append(f"{name} {tuple(x.shape)}, wanted {wanted}")
-        elif x.dtype not in FLOATS:
-            self.misshapen.append(f"{name} {x.dtype}, wanted floating-point numbers")
-        else:
-            return x.detach()
-        return torch.empty(wanted, device="meta")
-
-    def move(self, theirs: str, ours: str) -> None:
-        """Take a tensor, and give it our name."""
-        self.made[ours] = self.take(theirs, self.wanted[ours])
-
-    def part(self, theirs: str, ours: str) -> None:
-        """Take a linear map or a normalisation: its weight, and its bias if any."""
-        for kind in ("weight", "bias"):
-            if f"{ours}.{kind}" in self.wanted:
-                self.move(f"{theirs}.{kind}", f"{ours}.{kind}")
-
-    def packed(self, theirs: str, ours: str) -> None:
-        """Take the tensors of queries, keys and values out of the one that holds them.
+    def fill(
+        self,
+        model: Model,
+        names: Names,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> Model:
+        """Copy the tensors into a model, if every one of them is accounted for.
 
         Args:
-            theirs: Its name.
-            ours: Our names, with `{}` for query, key and value.
-        """
-        names = [ours.format(part) for part in PROJECTED]
-        if names[0] in self.wanted:
-            outputs, *inputs = self.wanted[names[0]]
-            pieces = self.take(theirs, [3 * outputs, *inputs]).split(outputs)
-            self.made.update(zip(names, pieces, strict=True))
+            model: Model of ours, on the meta device.
+            names: For each tensor of ours, the tensor of theirs that contains it.
+                Several in one, such as queries, keys and values, stand in it one after
+                the other.
+            shapes: Shapes of their tensors that are laid out otherwise.
 
-    def fill(self, model: Model) -> Model:
-        """Put the tensors into a module, if every one of them was accounted for."""
-        wrong = {
-            "missing": self.missing,
-            "of the wrong shape or type": self.misshapen,
-            "unknown": list(self.left),
-        }
-        found = [
-            f"{what}: {', '.join(names)}" for what, names in wrong.items() if names
+        Returns:
+            The model, in evaluation mode.
+        """
+        state: dict[str, Tensor] = {}
+        left, missing, wrong = dict(self.tensors), [], []
+        wanted = model.state_dict()
+        for theirs, ours in _grouped(names, wanted).items():
+            parts = {name: wanted[name] for name in ours}
+            rows = sum(len(x) for x in parts.values())
+            shape = (rows, *next(iter(parts.values())).shape[1:])
+            shape = (shapes or {}).get(theirs, shape)
+            x = left.pop(theirs, None)
+            if x is None:
+                missing.append(theirs)
+            elif tuple(x.shape) != shape:
+                wrong.append(f"{theirs} {tuple(x.shape)}, wanted {shape}")
+            elif x.dtype not in FLOATS:
+                wrong.append(f"{theirs} {x.dtype}, wanted floating-point numbers")
+            else:
+                pieces = x.detach().flatten().split([x.numel() for x in parts.values()])
+                for (name, like), piece in zip(parts.items(), pieces, strict=True):
+                    place = {"dtype": self.factory["dtype"], "copy": True}
+                    state[name] = piece.to(**place).view(like.shape)
+        found = {"missing": missing, "of the wrong shape or type": wrong}
+        told = [
+            f"{what}: {', '.join(those)}"
+            for what, those in {**found, "unknown": list(left)}.items()
+            if those
         ]
-        if found:
+        if told:
             raise WeightsError(
-                f"weights must be those of {self.origin}. " + "; ".join(found) + "."
+                f"weights must be those of {self.origin}. {'; '.join(told)}."
             )
-        place = {**self.place, "device": next(iter(self.made.values())).device}
-        copies = {
-            name: x.to(**place, copy=True, memory_format=torch.contiguous_format)
-            for name, x in self.made.items()
-        }
-        model.load_state_dict(copies, assign=True)
+        model.load_state_dict(state, assign=True)
         return model.eval()
 
 
-def _listed(names: Sequence[str], most: int = 12) -> str:
-    """List names, the first of them if there are many."""
+def join(state: Mapping[str, Tensor], names: Names, like: nn.Module) -> nn.Module:
+    """Copy our tensors into another library's module: the reverse of `fill`.
+
+    Args:
+        state: Our tensors by name. A bias that is not among them is zero.
+        names: For each tensor of ours, the tensor of theirs that contains it.
+        like: Their module; it is changed.
+
+    Returns:
+        Their module.
+    """
+    theirs = like.state_dict()
+    for name, ours in _grouped(names, names).items():
+        if name in theirs:
+            size = math.prod(theirs[name].shape) // len(ours)
+            zeros = theirs[name].new_zeros(size)
+            pieces = [state.get(part, zeros).flatten() for part in ours]
+            theirs[name].copy_(torch.cat(pieces).view(theirs[name].shape))
+    return like
+
+
+def name_of_activation(activation: Callable[[Tensor], Tensor]) -> Activation:
+    """Return our name of another library's activation, by its values."""
+    x = torch.linspace(-3.0, 3.0, 61, dtype=torch.float64)
+    for name, ours in ACTIVATIONS.items():
+        if torch.allclose(activation(x), ours(x), rtol=0.0, atol=1e-12):
+            return name  # type: ignore[return-value]
+    raise ValueError(
+        f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation}."
+    )
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """List names, only the first of them if there are many."""
     shown = ", ".join(names[:most]) or "nothing"
     more = len(names) - most
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _grouped(names: Names, wanted: Mapping[str, Any]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for ours, theirs in names.items():
+        if ours in wanted:
+            groups.setdefault(theirs, []).append(ours)
+    return groups

@@ -1,8 +1,8 @@
 r"""The Transformer: attention and position-wise networks, stacked.
 
-A layer adds two things to every token: what attention gathered from the others,
-and what a small network makes of the token alone. With $N$ for layer
-normalisation, the two orders in use are
+A layer adds two things to every token: what attention gathered from the other
+tokens, and what a small network computes from the token alone. With $N$ for the
+layer norm and $f$ for either, the two orders in use are
 
 $$
 \text{post-norm: } x \leftarrow N(x + f(x)),
@@ -10,20 +10,20 @@ $$
 \text{pre-norm: } x \leftarrow x + f(N(x)).
 $$
 
-The paper is post-norm; pre-norm keeps a path from output to input that no
-normalisation interrupts, and ends with one normalisation after the last layer.
+The paper is post-norm. Pre-norm keeps a path from output to input that no layer norm
+interrupts, and ends with one layer norm after the last layer.
+
+The files, in the order of reading: `parts` (layer norm, GELU, feed-forward network),
+`config` (the settings of a layer), `layers`, `stacks` (encoder and decoder), `model`
+(the Transformer, and beam search), `bert`, and `training` (loss and learning rate).
 """
 
-from transformers_hw.transformer.bert import Bert, mean_of_tokens
+from transformers_hw.transformer.bert import Bert, BertConfig, mean_pool
+from transformers_hw.transformer.config import LayerConfig, LayerOptions, StackConfig
 from transformers_hw.transformer.layers import DecoderLayer, EncoderLayer
-from transformers_hw.transformer.model import Transformer
+from transformers_hw.transformer.model import Transformer, TransformerConfig
 from transformers_hw.transformer.parts import FeedForward, LayerNorm, gelu, layer_norm
-from transformers_hw.transformer.stacks import (
-    Decoder,
-    DecoderCache,
-    Encoder,
-    LayerOptions,
-)
+from transformers_hw.transformer.stacks import Decoder, DecoderCache, Encoder
 from transformers_hw.transformer.training import (
     label_smoothing_loss,
     transformer_learning_rate,
@@ -31,18 +31,22 @@ from transformers_hw.transformer.training import (
 
 __all__ = [
     "Bert",
+    "BertConfig",
     "Decoder",
     "DecoderCache",
     "DecoderLayer",
     "Encoder",
     "EncoderLayer",
     "FeedForward",
+    "LayerConfig",
     "LayerNorm",
     "LayerOptions",
+    "StackConfig",
     "Transformer",
+    "TransformerConfig",
     "gelu",
     "label_smoothing_loss",
     "layer_norm",
-    "mean_of_tokens",
+    "mean_pool",
     "transformer_learning_rate",
 ]

@@ -1,6 +1,7 @@
-"""The whole model: embeddings, encoder, decoder, readout, and how to generate."""
+"""The whole model: embeddings, encoder, decoder, output projection, generation."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal, Unpack
 
 import torch
@@ -9,50 +10,91 @@ from einops import rearrange, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transformers_hw._checks import (
+from transformers_hw._engine.arguments import (
     check_below,
     check_choice,
-    check_integers,
     check_sizes,
     check_token,
 )
-from transformers_hw.positional_encoding import (
-    PositionalEncoding,
-    SinusoidalPositions,
-)
-from transformers_hw.transformer.stacks import (
-    Decoder,
-    DecoderCache,
-    Encoder,
+from transformers_hw._engine.shapes import checked
+from transformers_hw.positional_encoding import LearnedPositions, SinusoidalPositions
+from transformers_hw.transformer.config import (
     LayerOptions,
+    StackConfig,
+    split_options,
 )
+from transformers_hw.transformer.stacks import Decoder, DecoderCache, Encoder
+
+Positions = Literal["sinusoidal", "learned"] | None
+
+
+@dataclass(frozen=True)
+class TransformerConfig(StackConfig):
+    """The settings of a Transformer: `Transformer(**asdict(config))` builds it again.
+
+    Attributes:
+        vocab_size: Number of target tokens.
+        source_vocab_size: Number of source tokens; `None` for as many.
+        padding_token: Token that fills up sequences.
+        tied: Whether the output projection is the target embedding, transposed.
+        positions: Positional encoding of both sides.
+        max_length: Number of positions, if they are learned.
+    """
+
+    vocab_size: int
+    source_vocab_size: int | None
+    padding_token: int
+    tied: bool
+    positions: Positions
+    max_length: int
+
+    def __post_init__(self) -> None:
+        """Raise unless sizes are positive and padding is in the vocabularies."""
+        super().__post_init__()
+        source = self.source_vocab_size
+        source = self.vocab_size if source is None else source
+        for name, size in (
+            ("vocab_size", self.vocab_size),
+            ("source_vocab_size", source),
+        ):
+            check_sizes(**{name: size})
+            check_token("padding_token", self.padding_token, size)
+        check_choice("positions", self.positions, ("sinusoidal", "learned", None))
+        check_sizes(max_length=self.max_length)
 
 
 class Transformer(nn.Module):
     r"""Translate one sequence of tokens into another.
 
-    Tokens are embedded, multiplied by $\sqrt d$ and given their positions; the
-    encoder reads the source, the decoder predicts each target token from the
-    source and the target tokens before it. With one vocabulary for both sides,
-    `tied` uses one table for the source, the target and the readout.
+    Tokens are embedded, multiplied by $\sqrt d$ and given their positions. The encoder
+    reads the source; the decoder predicts each target token from the source and the
+    target tokens before it. With `tied`, one table embeds the target tokens and, as
+    the output projection, scores them; it embeds the source tokens, too, unless these
+    have a vocabulary of their own.
 
     Args:
-        vocabulary: Number of tokens of the target language, and of the source
-            language unless `source_vocabulary` says otherwise.
+        vocab_size: Number of tokens of the target language, and of the source
+            language unless `source_vocab_size` is given.
         dim: Width $d$ of a token.
         heads: Number of attention heads.
         hidden_dim: Width of the feed-forward networks' hidden layers.
         depth: Number of layers of the encoder, and of the decoder.
-        source_vocabulary: Number of source tokens, if they are others.
-        padding_token: The token that fills up sequences; it is never looked at.
-        tied: Whether the readout's weights are those of the target embedding.
-        positions: Joined with the embedded tokens; `None` for no positions.
-        final_norm: Whether both stacks end with a normalisation; by default just
-            for pre-norm.
-        **options: Of each layer.
+        source_vocab_size: Number of source tokens, if the source language has a
+            vocabulary of its own.
+        padding_token: Token that fills up sequences; no token attends to it.
+        tied: Whether the weights of the output projection are those of the target
+            embedding.
+        positions: `"sinusoidal"`, `"learned"` or `None`.
+        max_length: Number of positions, if they are learned.
+        final_norm: Whether both stacks end with a layer norm; by default just after
+            pre-norm layers.
+        **options: Keywords of
+            [`LayerOptions`][transformers_hw.transformer.LayerOptions]. `dropout` also
+            acts on the embedded tokens.
 
     Raises:
-        ValueError: If an argument is not valid.
+        ValueError: If a number is out of range, a name is unknown, or `heads` does not
+            divide `dim`.
 
     Examples:
         >>> model = Transformer(11, dim=12, heads=3, hidden_dim=48, depth=2)
@@ -61,66 +103,79 @@ class Transformer(nn.Module):
         torch.Size([2, 5, 11])
         >>> model.eval().generate(source, begin=1, end=2, max_length=4).shape
         torch.Size([2, 4])
+        >>> model.config.depth
+        2
 
     References:
         Vaswani et al. (2017), [Attention Is All You Need
         ](https://arxiv.org/abs/1706.03762), section 3 and figure 1.
     """
 
+    @checked
     def __init__(
         self,
-        vocabulary: int,
+        vocab_size: int,
         *,
         dim: int = 512,
         heads: int = 8,
         hidden_dim: int = 2048,
         depth: int = 6,
-        source_vocabulary: int | None = None,
+        source_vocab_size: int | None = None,
         padding_token: int = 0,
         tied: bool = True,
-        positions: PositionalEncoding | Literal["sinusoidal"] | None = "sinusoidal",
+        positions: Positions = "sinusoidal",
+        max_length: int = 512,
         final_norm: bool | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
-        check_sizes(vocabulary=vocabulary, dim=dim)
-        check_token("padding_token", padding_token, vocabulary)
-        if source_vocabulary is not None:
-            check_sizes(source_vocabulary=source_vocabulary)
-            check_token("padding_token", padding_token, source_vocabulary)
-        if not isinstance(positions, PositionalEncoding):
-            check_choice("positions", positions, ("sinusoidal", None))
-        place = {"device": options.get("device"), "dtype": options.get("dtype")}
-        self.padding_token = padding_token
-        self.embedding = nn.Embedding(vocabulary, dim, **place)
-        self.source_embedding = None
-        if source_vocabulary is not None or not tied:
-            size = vocabulary if source_vocabulary is None else source_vocabulary
-            self.source_embedding = nn.Embedding(size, dim, **place)
-        # A tied readout uses the embedding itself: there is no second tensor that
-        # saving, loading or moving could part from it.
-        self.readout = None
-        if not tied:
-            self.readout = nn.Linear(dim, vocabulary, bias=False, **place)
-        self.positions = (
-            SinusoidalPositions(dim) if positions == "sinusoidal" else positions
+        settings, factory = split_options(options)
+        self.config = TransformerConfig(
+            dim,
+            heads,
+            hidden_dim,
+            depth,
+            final_norm,
+            vocab_size,
+            source_vocab_size,
+            padding_token,
+            tied,
+            positions,
+            max_length,
+            **settings,
         )
-        self.dropout = nn.Dropout(options.get("dropout", 0.0))
+        self.embedding = nn.Embedding(vocab_size, dim, **factory)
+        self.source_embedding = None
+        if source_vocab_size is not None or not tied:
+            size = vocab_size if source_vocab_size is None else source_vocab_size
+            self.source_embedding = nn.Embedding(size, dim, **factory)
+        # A tied projection uses the embedding itself: there is no second tensor that
+        # saving, loading or moving could separate from it.
+        self.output_proj = None
+        if not tied:
+            self.output_proj = nn.Linear(dim, vocab_size, bias=False, **factory)
+        self.positions = None
+        if positions == "sinusoidal":
+            self.positions = SinusoidalPositions(dim)
+        elif positions == "learned":
+            self.positions = LearnedPositions(max_length, dim, **factory)
+        self.dropout = nn.Dropout(self.config.dropout)
         sizes = (dim, heads, hidden_dim, depth)
         self.encoder = Encoder(*sizes, final_norm=final_norm, **options)
         self.decoder = Decoder(*sizes, final_norm=final_norm, **options)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        r"""Draw embeddings with variance $1/d$, which $\sqrt d$ brings to one."""
-        for table in (self.embedding, self.source_embedding, self.readout):
+        r"""Draw embeddings with variance $1/d$, which $\sqrt d$ scales to one."""
+        for table in (self.embedding, self.source_embedding, self.output_proj):
             if table is not None:
                 nn.init.normal_(table.weight, std=table.weight.shape[1] ** -0.5)
 
+    @checked
     def forward(
         self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"]
-    ) -> Float[Tensor, "b t vocabulary"]:
-        """Predict every next target token, given the true ones before it.
+    ) -> Float[Tensor, "b t vocab_size"]:
+        """Predict every next target token from the true ones before it.
 
         Args:
             source: Tokens to translate.
@@ -131,14 +186,13 @@ class Transformer(nn.Module):
         """
         return self.decode(target, self.encode(source), source)
 
+    @checked
     def encode(self, source: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
-        """Read the source."""
-        table = (
-            self.embedding if self.source_embedding is None else self.source_embedding
-        )
-        x = self._embed("source", source, table)
-        return self.encoder(x, padding_mask=source != self.padding_token)
+        """Encode the source."""
+        x = self._embed("source", source, self.source_embedding or self.embedding)
+        return self.encoder(x, padding_mask=source != self.config.padding_token)
 
+    @checked
     def decode(
         self,
         target: Int[Tensor, "b t"],
@@ -146,28 +200,29 @@ class Transformer(nn.Module):
         source: Int[Tensor, "b s"],
         *,
         cache: DecoderCache | None = None,
-    ) -> Float[Tensor, "b t vocabulary"]:
-        """Give the logits of the tokens that follow `target`.
+    ) -> Float[Tensor, "b t vocab_size"]:
+        """Return the logits of the tokens that follow `target`.
 
         Args:
             target: Target tokens; with a cache, only those it does not hold yet.
-            memory: The encoder's output.
-            source: The source tokens, which tell what is padding.
-            cache: For decoding step by step, without target padding.
+            memory: Output of the encoder.
+            source: Source tokens, which show what is padding.
+            cache: Keys and values of earlier steps, for decoding step by step; there
+                is no padding in the target then.
         """
+        padding = self.config.padding_token
         start = 0 if cache is None else cache.length
         x = self.decoder(
             self._embed("target", target, self.embedding, start=start),
             memory,
-            padding_mask=target != self.padding_token if cache is None else None,
-            memory_padding_mask=source != self.padding_token,
+            padding_mask=target != padding if cache is None else None,
+            memory_padding_mask=source != padding,
             cache=cache,
         )
-        if self.readout is None:
-            return F.linear(x, self.embedding.weight)
-        return self.readout(x)
+        return F.linear(x, (self.output_proj or self.embedding).weight)
 
     @torch.no_grad()
+    @checked
     def generate(
         self,
         source: Int[Tensor, "b s"],
@@ -178,30 +233,32 @@ class Transformer(nn.Module):
         beams: int = 1,
         length_penalty: float = 0.6,
     ) -> Int[Tensor, "b t"]:
-        r"""Translate step by step, keeping the best few translations so far.
+        r"""Translate step by step by beam search.
 
-        With `beams=1` this is greedy decoding. Otherwise the finished sequence
-        $y$ with the greatest
+        At each step, the `beams` likeliest partial translations are kept; with
+        `beams=1` this is greedy decoding. In the end, the translation $y$ with the
+        greatest
 
         $$
         \frac{\log p(y \mid x)}{\left((5 + |y|)/6\right)^{\alpha}}
         $$
 
-        among the beams wins. Call `eval()` first, lest dropout take part.
+        is returned. Call `eval()` first; otherwise dropout stays active.
 
         Args:
             source: Tokens to translate.
-            begin: The token that begins every translation; it is not returned.
-            end: The token that ends one.
-            max_length: Most tokens to generate, the end token included.
-            beams: How many partial translations to keep.
-            length_penalty: $\alpha$; greater prefers longer translations.
+            begin: Token that begins every translation; it is not returned.
+            end: Token that ends a translation.
+            max_length: Greatest number of tokens to generate, the end token included.
+            beams: Number of partial translations to keep.
+            length_penalty: $\alpha$; greater values favor longer translations.
 
         Returns:
             The translations, padded after their end tokens.
 
         Raises:
-            ValueError: If a number is not valid.
+            ValueError: If `max_length` or `beams` is not positive, or `begin` or `end`
+                is not a token.
 
         References:
             Wu et al. (2016), [Google's Neural Machine Translation System
@@ -209,12 +266,13 @@ class Transformer(nn.Module):
         """
         check_sizes(max_length=max_length, beams=beams)
         for name, token in (("begin", begin), ("end", end)):
-            check_token(name, token, self.embedding.num_embeddings)
+            check_token(name, token, self.config.vocab_size)
+        padding = self.config.padding_token
         rows, cache = len(source), DecoderCache(len(self.decoder.layers))
         memory = repeat(self.encode(source), "b s d -> (b beam) s d", beam=beams)
         source = repeat(source, "b s -> (b beam) s", beam=beams)
         tokens = source.new_full((rows * beams, 1), begin)
-        # All beams begin alike: only the first may be continued at first.
+        # All beams begin alike, so at first only one of them may be continued.
         score = memory.new_full((rows, beams), -math.inf, dtype=torch.float32)
         score[:, 0] = 0.0
         done = torch.zeros_like(tokens[:, 0], dtype=torch.bool)
@@ -222,10 +280,10 @@ class Transformer(nn.Module):
         for _ in range(max_length):
             logits = self.decode(tokens[:, -1:], memory, source, cache=cache)[:, 0]
             gain = logits.float().log_softmax(dim=-1)
-            # Only a finished translation goes on with padding, and at no cost.
-            gain[:, self.padding_token] = -math.inf
+            # Finished translations continue with padding, at no cost; others never.
+            gain[:, padding] = -math.inf
             gain[done] = -math.inf
-            gain[done, self.padding_token] = 0.0
+            gain[done, padding] = 0.0
             total = rearrange(score, "b beam -> (b beam) 1") + gain
             total = rearrange(total, "(b beam) v -> b (beam v)", beam=beams)
             score, choice = total.topk(beams, dim=-1)
@@ -237,19 +295,18 @@ class Transformer(nn.Module):
                 break
             if beams > 1:
                 cache.select(parent)
-        written = tokens[:, 1:]
-        length = (written != self.padding_token).sum(dim=1)
+        generated = tokens[:, 1:]
+        length = (generated != padding).sum(dim=1)
         penalty = ((5.0 + length) / 6.0) ** length_penalty
-        rank = score / rearrange(penalty, "(b beam) -> b beam", beam=beams)
-        best = first[:, 0] + rank.argmax(dim=1)
-        return written[best]
+        score = score / rearrange(penalty, "(b beam) -> b beam", beam=beams)
+        best = first[:, 0] + score.argmax(dim=1)
+        return generated[best]
 
     def _embed(
         self, name: str, tokens: Tensor, table: nn.Embedding, *, start: int = 0
     ) -> Tensor:
-        check_integers(name, tokens, "batch", "length")
         check_below(f"{name} tokens", tokens, table.num_embeddings)
         x = table(tokens) * math.sqrt(table.embedding_dim)
-        return self.dropout(
-            x if self.positions is None else self.positions(x, start=start)
-        )
+        if self.positions is not None:
+            x = self.positions(x, start=start)
+        return self.dropout(x)

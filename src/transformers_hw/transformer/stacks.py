@@ -1,62 +1,28 @@
 """Layers stacked: the encoder and the decoder."""
 
-from typing import TypedDict, Unpack
+from typing import ClassVar, Unpack
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transformers_hw._checks import check_sizes
+from transformers_hw._engine.arguments import check_sizes
+from transformers_hw._engine.shapes import checked
 from transformers_hw.multi_head_attention import KeyValueCache
-from transformers_hw.transformer.layers import DecoderLayer, EncoderLayer, NormPlace
-from transformers_hw.transformer.parts import Activation, LayerNorm
+from transformers_hw.transformer.config import (
+    LayerOptions,
+    StackConfig,
+    split_options,
+)
+from transformers_hw.transformer.layers import DecoderLayer, EncoderLayer
+from transformers_hw.transformer.parts import LayerNorm
 
 
-class LayerOptions(TypedDict, total=False):
-    """What a stack passes on to each of its layers.
+class _Stack(nn.Module):
+    """What both stacks share: layers of one kind, and perhaps a final norm."""
 
-    Attributes:
-        norm: `"pre"` (the default) or `"post"`, where to normalise.
-        activation: `"relu"` (the default), `"gelu"` or `"gelu_tanh"`.
-        dropout: Probability of dropping in training; zero by default.
-        eps: Of the layer normalisations; $10^{-5}$ by default.
-        bias: Whether projections and normalisations have biases; they do by
-            default.
-        device: Where to put the parameters.
-        dtype: Type of the parameters.
-    """
+    layer: ClassVar[type[EncoderLayer] | type[DecoderLayer]]
 
-    norm: NormPlace
-    activation: Activation
-    dropout: float
-    eps: float
-    bias: bool
-    device: torch.device | str | None
-    dtype: torch.dtype | None
-
-
-class Encoder(nn.Module):
-    """Stack encoder layers.
-
-    Args:
-        dim: Width of a token.
-        heads: Number of attention heads.
-        hidden_dim: Width of the feed-forward networks' hidden layers.
-        depth: Number of layers.
-        final_norm: Whether to normalise after the last layer; by default just
-            where it is needed, for pre-norm.
-        **options: Of each
-            [`EncoderLayer`][transformers_hw.transformer.EncoderLayer].
-
-    Raises:
-        ValueError: If an argument is not valid.
-
-    Examples:
-        >>> encoder = Encoder(12, heads=3, hidden_dim=48, depth=2, norm="post")
-        >>> encoder(torch.randn(2, 5, 12)).shape
-        torch.Size([2, 5, 12])
-    """
-
+    @checked
     def __init__(
         self,
         dim: int,
@@ -68,32 +34,57 @@ class Encoder(nn.Module):
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
-        check_sizes(depth=depth)
-        self.layers = nn.ModuleList(
-            EncoderLayer(dim, heads, hidden_dim, **options) for _ in range(depth)
-        )
-        self.final_norm = _final_norm(dim, final_norm, options)
+        settings, factory = split_options(options)
+        sizes = (dim, heads, hidden_dim)
+        self.config = config = StackConfig(*sizes, depth, final_norm, **settings)
+        self.layers = nn.ModuleList(self.layer(*sizes, **options) for _ in range(depth))
+        self.final_norm = nn.Identity()
+        if config.ends_with_norm:
+            bias = bool(config.biases("norm"))
+            self.final_norm = LayerNorm(dim, eps=config.eps, bias=bias, **factory)
 
+
+class Encoder(_Stack):
+    """Stack encoder layers.
+
+    Args:
+        dim: Width of a token.
+        heads: Number of attention heads.
+        hidden_dim: Width of the feed-forward networks' hidden layers.
+        depth: Number of layers.
+        final_norm: Whether a layer norm follows the last layer; by default just where
+            it is needed, after pre-norm layers.
+        **options: Keywords of
+            [`LayerOptions`][transformers_hw.transformer.LayerOptions].
+
+    Raises:
+        ValueError: If a number is out of range, a name is unknown, or `heads` does not
+            divide `dim`.
+
+    Examples:
+        >>> import torch
+        >>> encoder = Encoder(12, heads=3, hidden_dim=48, depth=2, norm="post")
+        >>> encoder(torch.randn(2, 5, 12)).shape
+        torch.Size([2, 5, 12])
+    """
+
+    layer = EncoderLayer
+
+    @checked
     def forward(
         self,
-        x: Float[Tensor, "b n d"],
+        x: Float[Tensor, "b n {self.config.dim}"],
         *,
         mask: Bool[Tensor, "*#b_h #n #n"] | None = None,
         padding_mask: Bool[Tensor, "b n"] | None = None,
         bias: Float[Tensor, "*#b_h #n #n"] | None = None,
         causal: bool = False,
-        first: int | None = None,
-    ) -> Float[Tensor, "b m d"]:
-        """Transform a sequence; the options are those of `EncoderLayer`.
-
-        With `first`, all layers but the last give all tokens: the next one looks at
-        them. Of the last layer only those that are asked for are computed.
-        """
+    ) -> Float[Tensor, "b n {self.config.dim}"]:
+        """Transform a sequence; the arguments are those of `EncoderLayer`."""
         masks = {"mask": mask, "padding_mask": padding_mask, "bias": bias}
-        *others, last = self.layers
-        for layer in others:
+        for layer in self.layers:
             x = layer(x, **masks, causal=causal)
-        return self.final_norm(last(x, **masks, causal=causal, first=first))
+        return self.final_norm(x)
 
 
 class DecoderCache:
@@ -113,16 +104,16 @@ class DecoderCache:
         return self.layers[0][0].length
 
     def select(self, rows: Int[Tensor, " chosen"]) -> None:
-        """Keep these rows of the batch, which must share their source in pairs.
+        """Reorder the batch in self-attention.
 
-        Only self-attention is reordered: the beams of one sample look at the
-        same memory.
+        Cross-attention stays as it is: the beams of one sample share their memory, so
+        a row may only be replaced by a row of the same sample.
         """
-        for own, _ in self.layers:
-            own.select(rows)
+        for self_cache, _ in self.layers:
+            self_cache.select(rows)
 
 
-class Decoder(nn.Module):
+class Decoder(_Stack):
     """Stack decoder layers.
 
     Args:
@@ -130,50 +121,38 @@ class Decoder(nn.Module):
         heads: Number of attention heads.
         hidden_dim: Width of the feed-forward networks' hidden layers.
         depth: Number of layers.
-        final_norm: Whether to normalise after the last layer; by default just
-            where it is needed, for pre-norm.
-        **options: Of each
-            [`DecoderLayer`][transformers_hw.transformer.DecoderLayer].
+        final_norm: Whether a layer norm follows the last layer; by default just where
+            it is needed, after pre-norm layers.
+        **options: Keywords of
+            [`LayerOptions`][transformers_hw.transformer.LayerOptions].
 
     Raises:
-        ValueError: If an argument is not valid.
+        ValueError: If a number is out of range, a name is unknown, or `heads` does not
+            divide `dim`.
 
     Examples:
+        >>> import torch
         >>> decoder = Decoder(12, heads=3, hidden_dim=48, depth=2)
         >>> decoder(torch.randn(2, 5, 12), torch.randn(2, 7, 12)).shape
         torch.Size([2, 5, 12])
     """
 
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        hidden_dim: int,
-        depth: int,
-        *,
-        final_norm: bool | None = None,
-        **options: Unpack[LayerOptions],
-    ) -> None:
-        super().__init__()
-        check_sizes(depth=depth)
-        self.layers = nn.ModuleList(
-            DecoderLayer(dim, heads, hidden_dim, **options) for _ in range(depth)
-        )
-        self.final_norm = _final_norm(dim, final_norm, options)
+    layer = DecoderLayer
 
+    @checked
     def forward(
         self,
-        x: Float[Tensor, "b t d"],
-        memory: Float[Tensor, "b s d"],
+        x: Float[Tensor, "b t {self.config.dim}"],
+        memory: Float[Tensor, "b s {self.config.dim}"],
         *,
         mask: Bool[Tensor, "*#b_h #t #keys"] | None = None,
         padding_mask: Bool[Tensor, "b keys"] | None = None,
         causal: bool = True,
-        memory_mask: Bool[Tensor, "*#b_h #t #s"] | None = None,
+        memory_mask: Bool[Tensor, "*#b_m #t #s"] | None = None,
         memory_padding_mask: Bool[Tensor, "b s"] | None = None,
         cache: DecoderCache | None = None,
-    ) -> Float[Tensor, "b t d"]:
-        """Transform target tokens; the options are those of `DecoderLayer`."""
+    ) -> Float[Tensor, "b t {self.config.dim}"]:
+        """Transform target tokens; the arguments are those of `DecoderLayer`."""
         caches = [None] * len(self.layers) if cache is None else cache.layers
         if len(caches) != len(self.layers):
             raise ValueError(
@@ -191,17 +170,3 @@ class Decoder(nn.Module):
                 cache=layer_cache,
             )
         return self.final_norm(x)
-
-
-def _final_norm(dim: int, wanted: bool | None, options: LayerOptions) -> nn.Module:
-    if wanted is None:
-        wanted = options.get("norm", "pre") == "pre"
-    if not wanted:
-        return nn.Identity()
-    return LayerNorm(
-        dim,
-        eps=options.get("eps", 1e-5),
-        bias=options.get("bias", True),
-        device=options.get("device"),
-        dtype=options.get("dtype"),
-    )

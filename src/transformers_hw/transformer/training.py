@@ -1,19 +1,15 @@
-"""What the paper trains with: smoothed labels, and a rate that rises and falls."""
+"""The loss and the learning rate that the paper trains with."""
 
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformers_hw._checks import (
-    check_below,
-    check_float,
-    check_integers,
-    check_sizes,
-    check_token,
-)
+from transformers_hw._engine.arguments import check_below, check_sizes, check_token
+from transformers_hw._engine.shapes import checked
 
 
+@checked
 def label_smoothing_loss(
     logits: Float[Tensor, "*batch classes"],
     targets: Int[Tensor, "*batch"],
@@ -21,31 +17,29 @@ def label_smoothing_loss(
     smoothing: float = 0.1,
     padding_token: int | None = 0,
 ) -> Float[Tensor, ""]:
-    r"""Compare predictions with targets that are a little unsure of themselves.
+    r"""Compute the cross-entropy with smoothed labels, leaving out padding.
 
     $$
     -\frac1n \sum_{i:\, y_i \ne \text{pad}} \;\sum_{c \ne \text{pad}}
     \left((1-\epsilon)\,[c = y_i] + \frac{\epsilon}{C}\right) \log p_i(c)
     $$
 
-    Padding takes no part in it: the mean is over the $n$ real targets, and the
-    share $\epsilon$ is spread over the $C$ classes that can occur, the padding
-    token not among them. Without a real target the loss is zero.
+    The mean is over the $n$ real targets, and $\epsilon$ is spread over the $C$
+    classes other than padding. Without a real target the loss is zero.
 
     Args:
         logits: Scores of the classes.
-        targets: The right classes.
+        targets: Correct classes.
         smoothing: $\epsilon$.
-        padding_token: The class that marks padding, or `None` if there is none;
-            then this is `F.cross_entropy(..., label_smoothing=smoothing)`.
+        padding_token: Class that marks padding; with `None` for none, this is
+            `F.cross_entropy(..., label_smoothing=smoothing)`.
 
     Returns:
         The mean loss.
 
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If `smoothing` is not in $[0, 1)$, shapes do not match, or a
-            target or the padding token is no class.
+        ValueError: If `smoothing` is not in $[0, 1)$, or a target or the padding token
+            is not a class.
 
     Examples:
         >>> logits = torch.zeros(2, 5)  # the second target is padding
@@ -59,44 +53,37 @@ def label_smoothing_loss(
     """
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing must be in [0, 1), got {smoothing}.")
-    check_float("logits", logits, "...", "classes")
-    check_integers("targets", targets, "...")
-    if logits.shape[:-1] != targets.shape:
-        raise ValueError(
-            "logits (..., classes) and targets (...) must match, "
-            f"got {tuple(logits.shape)} and {tuple(targets.shape)}."
-        )
     check_below("targets", targets, logits.shape[-1])
     if padding_token is not None:
         check_token("padding_token", padding_token, logits.shape[-1])
     log_p = logits.log_softmax(dim=-1)
-    right = log_p.gather(-1, rearrange(targets, "... -> ... 1"))[..., 0]
-    classes, everything = logits.shape[-1], log_p.sum(dim=-1)
-    real = torch.ones_like(right, dtype=torch.bool)
+    correct = log_p.gather(-1, rearrange(targets, "... -> ... 1"))[..., 0]
+    classes, total = logits.shape[-1], log_p.sum(dim=-1)
+    real = torch.ones_like(correct, dtype=torch.bool)
     if padding_token is not None:
-        classes, everything = classes - 1, everything - log_p[..., padding_token]
+        classes, total = classes - 1, total - log_p[..., padding_token]
         real = targets != padding_token
-    loss = -(1.0 - smoothing) * right - smoothing / classes * everything
+    loss = -(1.0 - smoothing) * correct - smoothing / classes * total
     return loss.masked_fill(~real, 0.0).sum() / real.sum().clamp(min=1)
 
 
 def transformer_learning_rate(step: int, *, dim: int, warmup: int = 4000) -> float:
-    r"""Raise the learning rate linearly, then let it fall as one over a root.
+    r"""Return the learning rate: linear warm-up, then inverse square-root decay.
 
     $$d^{-1/2} \min\!\left(t^{-1/2},\; t\, w^{-3/2}\right)$$
 
-    The two meet, and the rate is greatest, at $t = w$.
+    The two branches meet at $t = w$, where the rate is greatest.
 
     Args:
         step: $t$, counted from one.
         dim: Width $d$ of the model.
-        warmup: $w$, how many steps to rise.
+        warmup: $w$, number of warm-up steps.
 
     Returns:
         The learning rate.
 
     Raises:
-        ValueError: If a number is less than one.
+        ValueError: If an argument is less than one.
 
     Examples:
         >>> round(transformer_learning_rate(4000, dim=512), 6)

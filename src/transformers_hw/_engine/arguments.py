@@ -1,0 +1,94 @@
+"""Check what a signature cannot say; each error says what was wanted and what came."""
+
+import torch
+from torch import Tensor
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+NOT_INTEGERS = (bool, float, str, tuple, list, type(None), Tensor)
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise unless every size is a positive integer."""
+    for name, size in sizes.items():
+        # While a compiler traces, a size read off a tensor is not a plain int.
+        if isinstance(size, NOT_INTEGERS) or size < 1:
+            raise ValueError(f"{name} must be a positive integer, got {size!r}.")
+
+
+def check_lengths(**lengths: int) -> None:
+    """Raise unless every length is a nonnegative integer."""
+    for name, length in lengths.items():
+        if isinstance(length, NOT_INTEGERS) or length < 0:
+            raise ValueError(f"{name} must be a nonnegative integer, got {length!r}.")
+
+
+def check_eps(eps: float) -> None:
+    """Raise unless `eps` is zero or greater."""
+    if not eps >= 0.0:
+        raise ValueError(f"eps must be zero or greater, got {eps}.")
+
+
+def height_and_width(name: str, size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return `(height, width)` from a pair, or from one number for both."""
+    try:
+        height, width = (size, size) if isinstance(size, int) else size
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be one integer or two, got {size!r}.") from None
+    check_sizes(**{f"{name} height": height, f"{name} width": width})
+    return height, width
+
+
+def check_dropout(dropout: float) -> None:
+    """Raise unless `dropout` is a probability below one."""
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
+
+
+def check_choice(name: str, choice: object, choices: tuple[object, ...]) -> None:
+    """Raise unless `choice` is one of the choices."""
+    if choice not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {choice!r}.")
+
+
+def check_scale(name: str, scale: float) -> None:
+    """Raise unless `scale` is a nonnegative number, which may be infinite."""
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise TypeError(
+            f"{name} must be a number (math.inf selects the maximum), "
+            f"got {type(scale).__name__}."
+        )
+    if not scale >= 0.0:
+        raise ValueError(f"{name} must be zero or greater, got {scale}.")
+
+
+def check_token(name: str, token: int, vocab_size: int) -> None:
+    """Raise unless `token` is an id in a vocabulary of this size."""
+    if isinstance(token, NOT_INTEGERS) or not 0 <= token < vocab_size:
+        raise ValueError(
+            f"{name} must be a token from 0 to {vocab_size - 1}, got {token!r}."
+        )
+
+
+def check_below(name: str, ids: Tensor, count: int) -> None:
+    """Raise unless all ids are from 0 to `count - 1`."""
+    # Reading values back would stall a GPU and cannot be traced by a compiler.
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
+        return
+    low, high = (int(x) for x in ids.aminmax())
+    if low < 0 or high >= count:
+        raise ValueError(f"{name} must be from 0 to {count - 1}, got {low} to {high}.")
+
+
+def check_one_dtype(**tensors: Tensor) -> None:
+    """Raise unless all tensors have one dtype."""
+    first = next(iter(tensors.values())).dtype
+    for x in tensors.values():
+        if x.dtype != first:
+            names = " and ".join(tensors)
+            dtypes = " and ".join(str(x.dtype) for x in tensors.values())
+            raise TypeError(f"{names} must have one dtype, got {dtypes}.")
+
+
+def describe(x: object) -> str:
+    """Return the dtype of a tensor, or the name of any other object's type."""
+    return str(x.dtype) if isinstance(x, Tensor) else type(x).__name__
