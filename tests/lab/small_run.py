@@ -1,4 +1,4 @@
-"""A run of seconds, to be interrupted: alone, in a forked process, or by torchrun."""
+"""A training run of seconds, to be interrupted: in this process or in others."""
 
 import json
 import multiprocessing
@@ -18,20 +18,20 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from transformers_hw.lab.batching import Batches, PictureBatches
+from transformers_hw.lab.batching import Batches, ImageBatches
 from transformers_hw.lab.checkpoint import Progress
+from transformers_hw.lab.dataset import Split
 from transformers_hw.lab.files import read_tensors
 from transformers_hw.lab.objectives import classify
-from transformers_hw.lab.optimisation import TrainingConfig
-from transformers_hw.lab.pictures import Split
+from transformers_hw.lab.optimization import TrainingConfig
 from transformers_hw.lab.training import CHECKPOINT, train
 from transformers_hw.vision_transformer import VisionTransformer
 
-# The server imports these once; its children need no seconds to start.
+# The server imports these once, so that its children start at once.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
-        "torch._dynamo",  # which an optimiser imports when it is made
+        "torch._dynamo",  # which an optimizer imports when it is made
         "transformers_hw.lab.training",
         "transformers_hw.vision_transformer",
     ]
@@ -43,12 +43,12 @@ class Mishap:
     """What is to go wrong.
 
     Attributes:
-        pause: How long each step sleeps.
+        pause: Seconds that each step sleeps.
         long_step: A step that takes a minute.
-        nan: Step and rank at which the loss is not a number.
-        full: The step from which on no file may grow.
-        die: What to be killed in while saving: "write", "fsync" or "replace".
-        die_at: In which checkpoint.
+        nan: Step and rank at which the loss is NaN.
+        full: The step from which on no file can grow.
+        die: The call in which to be killed while saving: "write", "fsync", "replace".
+        die_at: Number of that checkpoint.
     """
 
     pause: float = 0.0
@@ -59,28 +59,26 @@ class Mishap:
     die_at: int = 3
 
 
-def some_pictures(count: int = 53, test: int = 23) -> tuple[Split, Split]:
-    """Make pictures whose brighter half tells the class."""
+def some_images(count: int = 53, test: int = 23) -> tuple[Split, Split]:
+    """Return images whose brighter half is the class."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count + test) % 2
-    pictures = torch.randint(120, (count + test, 1, 8, 8), generator=generator)
-    pictures[labels == 0, :, :4] += 100
-    pictures[labels == 1, :, 4:] += 100
-    pictures = pictures.byte()
-    return Split(pictures[:count], labels[:count]), Split(
-        pictures[count:], labels[count:]
-    )
+    images = torch.randint(120, (count + test, 1, 8, 8), generator=generator)
+    images[labels == 0, :, :4] += 100
+    images[labels == 1, :, 4:] += 100
+    images = images.byte()
+    return Split(images[:count], labels[:count]), Split(images[count:], labels[count:])
 
 
 def small_model(dropout: float = 0.2) -> VisionTransformer:
-    """Make a model, the same each time."""
+    """Return a model, the same each time."""
     torch.manual_seed(0)
-    sizes = {"classes": 2, "dim": 8, "depth": 1, "heads": 2, "channels": 1}
+    sizes = {"num_classes": 2, "dim": 8, "depth": 1, "heads": 2, "channels": 1}
     return VisionTransformer(8, 4, dropout=dropout, **sizes)
 
 
 def small_config(out: Path, **changes: Any) -> TrainingConfig:
-    """Give settings for three epochs, the last batch of each a small one."""
+    """Return settings for three epochs, each with a small last batch."""
     fixed = {"out": out, "batch_size": 7, "device": "cpu", "warmup_steps": 5}
     length = {} if "steps" in changes else {"epochs": 3}
     return TrainingConfig(**{**fixed, **length, **changes})
@@ -88,11 +86,11 @@ def small_config(out: Path, **changes: Any) -> TrainingConfig:
 
 def small_batches(
     config: TrainingConfig, count: int = 53
-) -> tuple[PictureBatches, dict[str, Batches]]:
-    """Give shuffled and varied batches to train on, and others to test with."""
-    training, testing = some_pictures(count)
+) -> tuple[ImageBatches, dict[str, Batches]]:
+    """Return shuffled and augmented training batches, and test batches."""
+    training, testing = some_images(count)
     mean, std = training.statistics()
-    varied = PictureBatches(
+    augmented = ImageBatches(
         training,
         config.batch_size,
         mean=mean,
@@ -102,7 +100,7 @@ def small_batches(
         crop_padding=1,
         flip=True,
     )
-    return varied, {"test": PictureBatches(testing, 10, mean=mean, std=std)}
+    return augmented, {"test": ImageBatches(testing, 10, mean=mean, std=std)}
 
 
 def small_run(
@@ -111,10 +109,11 @@ def small_run(
     dropout: float = 0.2,
     mishap: Mishap | None = None,
     count: int = 53,
-) -> tuple[VisionTransformer, Progress]:
+    model: nn.Module | None = None,
+) -> tuple[Any, Progress]:
     """Train a small model, with a mishap or without."""
     mishap = mishap or Mishap()
-    model = small_model(dropout)
+    model = model or small_model(dropout)
     batches, evaluations = small_batches(config, count)
     steps = 0
     if mishap.die is not None:
@@ -138,36 +137,26 @@ def small_run(
 
 
 def start(
-    config: TrainingConfig,
-    *,
-    rank: int = 0,
-    size: int = 1,
-    port: int = 0,
-    **options: Any,
-) -> ForkServerProcess:
-    """Start a small run in a process of its own; what it says goes to a log."""
-    environment = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    process = FORKS.Process(target=_forked, args=(config, environment, options))
-    process.start()
-    return process
-
-
-def start_team(
-    config: TrainingConfig, size: int, **options: Any
+    config: TrainingConfig, world_size: int = 1, **options: Any
 ) -> list[ForkServerProcess]:
-    """Start the processes of a run."""
+    """Start the processes of a small run, each with its output in a log."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return [
-        start(config, rank=rank, size=size, port=port, **options)
-        for rank in range(size)
-    ]
+    shared = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = []
+    for rank in range(world_size):
+        own = shared | {"RANK": rank, "LOCAL_RANK": rank}
+        process = FORKS.Process(target=_forked, args=(config, own, options))
+        process.start()
+        processes.append(process)
+    return processes
 
 
-def finish(*processes: ForkServerProcess, within: float = 60.0) -> list[int | None]:
-    """Wait for processes; give their exit codes."""
+def finish(
+    processes: list[ForkServerProcess], within: float = 60.0
+) -> list[int | None]:
+    """Wait for processes; return their exit codes."""
     end = time.monotonic() + within
     for process in processes:
         process.join(max(0.0, end - time.monotonic()))
@@ -179,35 +168,29 @@ def finish(*processes: ForkServerProcess, within: float = 60.0) -> list[int | No
 
 
 def log(config: TrainingConfig, rank: int = 0) -> str:
-    """Give what a process has said."""
+    """Return the output of a process."""
     path = config.out / f"log-{rank}.txt"
     return path.read_text() if path.exists() else ""
 
 
-def steps_taken(config: TrainingConfig, rank: int = 0) -> int:
-    """Give the last sign of life: how many steps a process has begun."""
-    path = config.out / f"alive-{rank}"
-    return path.stat().st_size if path.exists() else 0
-
-
 def wait_for_step(config: TrainingConfig, step: int, within: float = 60.0) -> None:
-    """Wait until a process has begun a step."""
-    end = time.monotonic() + within
-    while steps_taken(config) < step:
+    """Wait until the first process has begun a step."""
+    path, end = config.out / "alive-0", time.monotonic() + within
+    while not path.exists() or path.stat().st_size < step:
         if time.monotonic() > end:
             raise TimeoutError(f"no step {step} within {within} s: {log(config)}")
         time.sleep(0.005)
 
 
 def final_state(out: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Give all that a checkpoint holds but the time it took."""
-    tensors, about = read_tensors(out / CHECKPOINT)
-    del about["progress"]["seconds"]
-    return tensors, about
+    """Return the content of a checkpoint without the time."""
+    tensors, metadata = read_tensors(out / CHECKPOINT)
+    del metadata["progress"]["seconds"]
+    return tensors, metadata
 
 
 def same_state(one: Path, other: Path) -> bool:
-    """Whether two runs' checkpoints are equal in every bit."""
+    """Whether the checkpoints of two runs are equal in every bit."""
     (tensors, about), (others, about_other) = final_state(one), final_state(other)
     return (
         about == about_other
@@ -217,18 +200,15 @@ def same_state(one: Path, other: Path) -> bool:
 
 
 def _forked(
-    config: TrainingConfig, environment: dict[str, str], options: dict[str, Any]
+    config: TrainingConfig, environment: dict[str, object], options: dict[str, Any]
 ) -> None:
-    os.environ.update(environment)
+    os.environ.update({name: str(value) for name, value in environment.items()})
     config.out.mkdir(parents=True, exist_ok=True)
-    handle = os.open(
-        config.out / f"log-{environment['RANK']}.txt",
-        os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-    )
-    os.dup2(handle, sys.stdout.fileno())
-    os.dup2(handle, sys.stderr.fileno())
+    with (config.out / f"log-{environment['RANK']}.txt").open("a") as log_file:
+        os.dup2(log_file.fileno(), sys.stdout.fileno())
+        os.dup2(log_file.fileno(), sys.stderr.fileno())
     torch.set_num_threads(1)
-    # The default lock is one that a killed process leaves behind.
+    # A killed process would leave the default lock behind.
     tqdm.set_lock(threading.RLock())
     small_run(config, **options)
 
@@ -241,24 +221,20 @@ def _sign_of_life(out: Path, steps: int) -> None:
 
 
 def _die_in(moment: str, checkpoint: int) -> None:
-    """Be killed in the midst of writing a checkpoint."""
-    written = 0
+    """Be killed while writing a checkpoint."""
+    written, original = 0, Path.write_bytes
 
     def killed(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    original = Path.write_bytes
-
     def write(path: Path, content: bytes) -> int:
         nonlocal written
-        if path.name == f"{CHECKPOINT}.tmp":
-            written += 1
-            if written == checkpoint:
-                if moment == "write":
-                    original(path, content[: len(content) // 2])
-                    killed()
-                target = os if moment == "fsync" else Path
-                setattr(target, moment, killed)
+        written += path.name == f"{CHECKPOINT}.tmp"
+        if written == checkpoint and moment == "write":
+            original(path, content[: len(content) // 2])
+            killed()
+        if written == checkpoint:
+            setattr(os if moment == "fsync" else Path, moment, killed)
         return original(path, content)
 
     Path.write_bytes = write  # pyright: ignore[reportAttributeAccessIssue]

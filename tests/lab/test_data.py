@@ -1,8 +1,9 @@
-"""Data: the right pictures or a clear error, and batches that repeat themselves.
+"""Data: the right images or a clear error, and batches that depend on the seed alone.
 
-The names of tests say what has gone wrong in other projects; the numbers tell where.
+The docstrings name reports of the same failure in other projects.
 """
 
+import gc
 import hashlib
 import io
 import stat
@@ -11,6 +12,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,18 +27,17 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from transformers_hw.lab import pictures as pictures_module
+from transformers_hw.lab import images as images_module
 from transformers_hw.lab.batching import (
     GeneratedBatches,
-    PictureBatches,
+    ImageBatches,
     crop_and_flip,
-    epoch_order,
-    share,
+    shard,
 )
+from transformers_hw.lab.change_of_case import ChangeOfCase
+from transformers_hw.lab.dataset import Split
 from transformers_hw.lab.download import DownloadError, download
-from transformers_hw.lab.pictures import Split, cache_folder, load_pictures
-from transformers_hw.lab.seeds import derived_seed
-from transformers_hw.seq2seq import ChangeOfCase
+from transformers_hw.lab.images import load_images
 
 
 @pytest.fixture(autouse=True)
@@ -50,53 +51,56 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def some_split(count: int = 23, channels: int = 3) -> Split:
     generator = torch.Generator().manual_seed(0)
     shape = (count, channels, 5, 7)
-    pictures = torch.randint(256, shape, generator=generator).byte()
-    return Split(pictures, torch.arange(count) % 4)
+    images = torch.randint(256, shape, generator=generator).byte()
+    return Split(images, torch.arange(count) % 4)
 
 
-def batches_of(split: Split, **options: bool | int) -> PictureBatches:
-    channels = split.pictures.shape[1]
+def batches_of(split: Split, **options: bool | int) -> ImageBatches:
+    channels = split.images.shape[1]
     mean, std = torch.zeros(channels), torch.ones(channels)
-    return PictureBatches(split, 7, mean=mean, std=std, **options)
+    return ImageBatches(split, 7, mean=mean, std=std, **options)
 
 
-# Pictures that ship with a library.
+# Images that ship with a library.
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
-    digits, theirs = load_pictures("digits"), load_digits()
+    digits, theirs = load_images("digits"), load_digits()
     assert digits.classes == tuple("0123456789")
     for label in range(10):
         own = theirs.images[theirs.target == label]
         rest = np.delete(own, np.s_[4::5], axis=0)
         for split, wanted in ((digits.train, rest), (digits.test, own[4::5])):
-            found = split.pictures[split.labels == label, 0]
+            found = split.images[split.labels == label, 0]
             assert np.array_equal((found.double() * 16 / 255).round().numpy(), wanted)
-    assert digits.train.pictures.max() == 255
+    assert digits.train.images.max() == 255
 
 
 def test_statistics_are_those_of_numpy() -> None:
     split = some_split()
     mean, std = split.statistics()
-    pixels = split.pictures.numpy() / 255
+    pixels = split.images.numpy() / 255
     np.testing.assert_allclose(mean.numpy(), pixels.mean((0, 2, 3)), atol=1e-7)
     np.testing.assert_allclose(std.numpy(), pixels.std((0, 2, 3)), atol=1e-7)
-    batches = PictureBatches(split, 23, mean=mean, std=std)
-    (normalised, _), _ = batches.part(0)
-    assert normalised.mean((0, 2, 3)).abs().max() < 1e-6
-    assert (normalised.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-6
+    batches = ImageBatches(split, 23, mean=mean, std=std)
+    (normalized, _), _ = batches.batch(0)
+    assert normalized.mean((0, 2, 3)).abs().max() < 1e-6
+    assert (normalized.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-6
 
 
 def test_a_subset_keeps_its_share_of_every_class_and_smaller_ones_lie_within() -> None:
-    train = load_pictures("digits").train
+    train = load_images("digits").train
     tenth, half = train.subset(0.1, seed=3), train.subset(0.5, seed=3)
     wanted = [round(0.1 * count) for count in train.labels.bincount().tolist()]
     assert tenth.labels.bincount().tolist() == wanted
     assert len(train.subset(0.001)) == 10
-    within = (rearrange(tenth.pictures, "n ... -> n 1 ...") == half.pictures).flatten(2)
+    one = train.one_per_class(seed=3)
+    assert sorted(one.labels.tolist()) == list(range(10))
+    assert torch.equal(one.images, train.subset(0.001, seed=3).images)
+    within = (rearrange(tenth.images, "n ... -> n 1 ...") == half.images).flatten(2)
     assert within.all(-1).any(-1).all()
-    assert torch.equal(train.subset(1.0).pictures, train.pictures)
-    assert not torch.equal(train.subset(0.1, seed=4).pictures, tenth.pictures)
+    assert torch.equal(train.subset(1.0).images, train.images)
+    assert not torch.equal(train.subset(0.1, seed=4).images, tenth.images)
     with pytest.raises(ValueError, match=r"fraction must be in \(0, 1\], got 0"):
         train.subset(0.0)
 
@@ -104,7 +108,7 @@ def test_a_subset_keeps_its_share_of_every_class_and_smaller_ones_lie_within() -
 # Batches.
 
 
-def test_every_epoch_has_its_own_order_and_every_picture() -> None:
+def test_every_epoch_has_its_own_order_and_every_image() -> None:
     """The same order each epoch, for want of set_epoch: pytorch #31771."""
     batches = batches_of(some_split(), shuffle=True, seed=5)
     assert batches.steps_per_epoch == 4
@@ -112,30 +116,24 @@ def test_every_epoch_has_its_own_order_and_every_picture() -> None:
         torch.cat([batches.indices(4 * epoch + step) for step in range(4)])
         for epoch in range(3)
     ]
-    for order in epochs:
-        assert torch.equal(order.sort().values, torch.arange(23))
-        assert not torch.equal(order, torch.arange(23))
-    assert not torch.equal(epochs[0], epochs[1])
-    assert not torch.equal(epochs[1], epochs[2])
+    assert all(torch.equal(x.sort().values, torch.arange(23)) for x in epochs)
+    assert len(torch.stack([*epochs, torch.arange(23)]).unique(dim=0)) == 4
     other = batches_of(some_split(), shuffle=True, seed=6)
     assert not torch.equal(other.indices(0), batches.indices(0))
 
 
 @settings(deadline=None, max_examples=25)
-@given(count=st.integers(1, 40), size=st.integers(1, 9))
-def test_shares_are_even_and_complete(count: int, size: int) -> None:
-    shares = [share(count, rank=rank, size=size) for rank in range(size)]
-    own = [list(range(count))[part] for part, weight in shares if weight]
+@given(count=st.integers(1, 40), world_size=st.integers(1, 9))
+def test_shards_are_even_and_complete(count: int, world_size: int) -> None:
+    shards = [shard(count, rank=n, world_size=world_size) for n in range(world_size)]
+    own = [list(range(count))[part] for part, weight in shards if weight]
     assert [sample for part in own for sample in part] == list(range(count))
     assert max(map(len, own)) - min(map(len, own)) <= 1
-    # Whoever has nothing to do still does it.
-    idle = [list(range(count))[part] for part, weight in shares if not weight]
-    assert idle == [[0]] * max(0, size - count)
-
-
-def test_a_rank_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="rank must be 0 to 1, got 2"):
-        share(5, rank=2, size=2)
+    # A process without samples takes part with weight zero.
+    idle = [list(range(count))[part] for part, weight in shards if not weight]
+    assert idle == [[0]] * max(0, world_size - count)
+    with pytest.raises(ValueError, match=f"must be from 0 to {world_size - 1}"):
+        shard(count, rank=world_size, world_size=world_size)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -143,52 +141,39 @@ def test_processes_share_what_one_would_have_seen(size: int) -> None:
     """The same noise in every worker: pytorch #5059, CenterNet #233."""
     batches = batches_of(some_split(), shuffle=True, crop_padding=2, flip=True)
     for step in range(8):
-        (pictures, labels), _ = batches.part(step)
-        parts = [batches.part(step, rank=rank, size=size) for rank in range(size)]
+        (images, labels), _ = batches.batch(step)
+        parts = [batches.batch(step, rank=n, world_size=size) for n in range(size)]
         shared = [part.tensors for part in parts if part.weight]
-        assert torch.equal(torch.cat([one for one, _ in shared]), pictures)
+        assert torch.equal(torch.cat([one for one, _ in shared]), images)
         assert torch.equal(torch.cat([one for _, one in shared]), labels)
 
 
-def test_variation_differs_between_pictures_and_epochs_and_repeats_with_its_seed() -> (
-    None
-):
+def test_augmentation_differs_by_image_and_epoch_and_repeats_with_its_seed() -> None:
     """Workers that share a seed: pytorch #5059 #41329, lightning #20412."""
-    picture = some_split(1).pictures.expand(23, -1, -1, -1)
-    same = Split(picture, torch.zeros(23, dtype=torch.long))
+    image = some_split(1).images.expand(23, -1, -1, -1)
+    same = Split(image, torch.zeros(23, dtype=torch.long))
     batches = batches_of(same, crop_padding=2, flip=True, seed=1)
-    first, second = (batches.part(step).tensors[0] for step in (0, 4))
+    first, second = (batches.batch(step).tensors[0] for step in (0, 4))
     assert len(first.unique(dim=0)) > 4
     assert not torch.equal(first, second)
-    torch.rand(5)  # what else is drawn changes nothing
+    torch.rand(5)  # other draws change nothing
     again = batches_of(same, crop_padding=2, flip=True, seed=1)
-    assert torch.equal(again.part(4).tensors[0], second)
-    assert torch.equal(again.part(0).tensors[0], first)
+    assert torch.equal(again.batch(4).tensors[0], second)
+    assert torch.equal(again.batch(0).tensors[0], first)
     other = batches_of(same, crop_padding=2, flip=True, seed=2)
-    assert not torch.equal(other.part(0).tensors[0], first)
+    assert not torch.equal(other.batch(0).tensors[0], first)
 
 
-def test_cropping_and_flipping_is_that_of_torchvision() -> None:
-    pictures = some_split().pictures
+def test_cropping_and_flipping_equal_torchvision() -> None:
+    images = some_split().images
     top, left = torch.randint(5, (2, 23))
     mirrored = torch.arange(23) % 3 == 0
-    ours = crop_and_flip(pictures, padding=2, top=top, left=left, mirrored=mirrored)
-    for n, picture in enumerate(pictures):
-        theirs = TF.crop(TF.pad(picture, [2]), int(top[n]), int(left[n]), 5, 7)
+    ours = crop_and_flip(images, padding=2, top=top, left=left, mirrored=mirrored)
+    for n, image in enumerate(images):
+        theirs = TF.crop(TF.pad(image, [2]), int(top[n]), int(left[n]), 5, 7)
         if mirrored[n]:
             theirs = TF.hflip(theirs)
         assert torch.equal(ours[n], theirs)
-
-
-def test_without_variation_pictures_come_as_they_are_and_are_not_changed() -> None:
-    split = some_split()
-    before = split.pictures.clone()
-    (pictures, labels), weight = batches_of(split).part(1)
-    torch.testing.assert_close(pictures, split.pictures[7:14] / 255)
-    assert torch.equal(labels, split.labels[7:14])
-    assert weight == 1.0
-    batches_of(split, crop_padding=1, flip=True).part(0)
-    assert torch.equal(split.pictures, before)
 
 
 def test_generated_batches_depend_on_the_seed_and_the_step_alone() -> None:
@@ -197,48 +182,24 @@ def test_generated_batches_depend_on_the_seed_and_the_step_alone() -> None:
     def make(count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         return task.sample(count, min_length=2, max_length=5, generator=generator)
 
-    batches = GeneratedBatches(make, 5, steps_per_epoch=3, seed=1)
-    later, first = batches.part(9).tensors, batches.part(0).tensors
-    again = GeneratedBatches(make, 5, steps_per_epoch=3, seed=1).part(9).tensors
+    batches = GeneratedBatches(make, 5, seed=1)
+    later, first = batches.batch(9).tensors, batches.batch(0).tensors
+    again = GeneratedBatches(make, 5, seed=1).batch(9).tensors
     assert all(torch.equal(one, other) for one, other in zip(later, again, strict=True))
     assert later[0].tolist() != first[0].tolist()
-    parts = [batches.part(9, rank=rank, size=2).tensors for rank in range(2)]
+    parts = [batches.batch(9, rank=rank, world_size=2).tensors for rank in range(2)]
     for n, whole in enumerate(later):
         assert torch.equal(torch.cat([part[n] for part in parts]), whole)
-    other = GeneratedBatches(make, 5, steps_per_epoch=3, seed=2)
-    assert other.part(0).tensors[0].tolist() != first[0].tolist()
+    other = GeneratedBatches(make, 5, seed=2)
+    assert other.batch(0).tensors[0].tolist() != first[0].tolist()
 
 
-def test_seeds_of_different_purposes_differ() -> None:
-    keys = [
-        (name, *pair) for name in "ab" for pair in ((0, 1), (1, 0), (11, 0), (1, 10))
-    ]
-    assert len({derived_seed(*key) for key in keys}) == len(keys)
-    assert all(0 <= derived_seed(*key) < 2**63 for key in keys)
-    assert not torch.equal(epoch_order(50, 0, 1), epoch_order(50, 1, 0))
+# Images from the disk.
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size must be a whole number from 1 on, got 0"),
-        ({"crop_padding": -1}, "crop_padding must not be negative, got -1"),
-    ],
-)
-def test_batches_that_make_no_sense_are_refused(
-    options: dict[str, int], message: str
-) -> None:
-    sizes = {"batch_size": 3, **options}
-    with pytest.raises(ValueError, match=message):
-        PictureBatches(some_split(), mean=torch.zeros(3), std=torch.ones(3), **sizes)
-
-
-# Pictures from the disk.
-
-
-def encoded(colour: tuple[int, int, int], size: tuple[int, int] = (6, 4)) -> bytes:
+def encoded(color: tuple[int, int, int], size: tuple[int, int] = (6, 4)) -> bytes:
     content = io.BytesIO()
-    Image.new("RGB", size, colour).save(content, "PNG")
+    Image.new("RGB", size, color).save(content, "PNG")
     return content.getvalue()
 
 
@@ -266,7 +227,7 @@ def write_folder(path: Path, files: dict[str, bytes]) -> Path:
 
 
 @pytest.mark.parametrize("form", ["folder", "zip", "zip within a folder"])
-def test_pictures_are_read_in_the_order_of_classes_and_names(
+def test_images_are_read_in_the_order_of_classes_and_names(
     tmp_path: Path, form: str
 ) -> None:
     files = {**some_files(), "train/ant/notes.txt": b"-", "train/bee/._0.png": b"-"}
@@ -274,36 +235,29 @@ def test_pictures_are_read_in_the_order_of_classes_and_names(
         path = write_folder(tmp_path / "some", files)
     else:
         path = write_zip(tmp_path / "some.zip", files, "" if form == "zip" else "top/")
-    found = load_pictures(path)
+    found = load_images(path)
     assert found.classes == ("ant", "bee")
-    assert found.train.pictures.shape == (6, 3, 4, 6)
+    assert found.train.images.shape == (6, 3, 4, 6)
     assert (
         found.train.labels.tolist() == found.test.labels.tolist() == [0, 0, 0, 1, 1, 1]
     )
-    corner = found.test.pictures[:, :, 0, 0].tolist()
+    corner = found.test.images[:, :, 0, 0].tolist()
     assert corner == [[10 * n, 100 * k, 200] for k in range(2) for n in range(3)]
-    assert found.describe()["picture"] == [3, 4, 6]
-
-
-def test_pictures_of_several_sizes_are_refused_or_resized(tmp_path: Path) -> None:
-    files = {**some_files(), "test/bee/9.png": encoded((1, 2, 3), (8, 8))}
-    path = write_folder(tmp_path / "some", files)
-    with pytest.raises(ValueError, match=r"size.*\(4, 6\), test/bee/9.png is \(8, 8\)"):
-        load_pictures(path)
-    assert load_pictures(path, size=(3, 5)).test.pictures.shape == (7, 3, 3, 5)
-    with pytest.raises(ValueError, match="size is for pictures from the disk"):
-        load_pictures("digits", size=(3, 5))
+    assert found.describe()["image"] == [3, 4, 6]
+    changed = replace(found, test=Split(found.test.images + 1, found.test.labels))
+    assert changed.digest != found.digest == load_images(path).digest
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"test/bee/0.png": b"no picture"}, "test/bee/0.png is no picture, or damaged"),
-        (
-            {"test/bee/0.png": encoded((1, 1, 1))[:40]},
-            "0.png is no picture, or damaged",
-        ),
+        ({"test/bee/0.png": b"no image"}, "test/bee/0.png is not an image, or damaged"),
+        ({"test/bee/0.png": encoded((1, 1, 1))[:40]}, "0.png is not an image"),
         ({"train/cat/0.png": encoded((0, 0, 0))}, r"only one has \['cat'\]"),
+        (
+            {"test/bee/9.png": encoded((1, 2, 3), (8, 8))},
+            r"the first are \(4, 6\), test/bee/9.png is \(8, 8\)",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_named(
@@ -311,99 +265,34 @@ def test_what_is_wrong_with_a_folder_is_named(
 ) -> None:
     path = write_folder(tmp_path / "some", {**some_files(), **change})
     with pytest.raises(ValueError, match=message):
-        load_pictures(path)
+        load_images(path)
 
 
 def test_nothing_and_nonsense_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r'"digits", "cifar10".*nothing at'):
-        load_pictures(tmp_path / "missing")
+        load_images(tmp_path / "missing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"must hold pictures .* none of train"):
-        load_pictures(tmp_path / "empty")
+    with pytest.raises(ValueError, match=r"must hold images .* none of train"):
+        load_images(tmp_path / "empty")
     (tmp_path / "some.zip").write_bytes(b"no zip")
-    with pytest.raises(ValueError, match=r"some.zip is no zip, or damaged"):
-        load_pictures(tmp_path / "some.zip")
+    with pytest.raises(ValueError, match=r"some.zip is not a zip, or damaged"):
+        load_images(tmp_path / "some.zip")
 
 
 @pytest.mark.parametrize(
-    "name", ["../x.png", "train/../../x.png", "/etc/x.png", "C:\\x.png", "..\\x.png"]
+    "name", ["train/../../x.png", "/etc/x.png", "C:\\x.png", "..\\x.png", "a link"]
 )
 def test_a_zip_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     """Zip slip: vision #1456."""
-    files = {**some_files(), name: encoded((0, 0, 0))}
-    path = write_zip(tmp_path / "some.zip", files)
-    with pytest.raises(ValueError, match=r"some.zip is refused: .* leaves its folder"):
-        load_pictures(path)
-
-
-def test_a_zip_with_a_link_is_refused(tmp_path: Path) -> None:
     path = write_zip(tmp_path / "some.zip", some_files())
-    entry = zipfile.ZipInfo("train/ant/link.png")
-    entry.create_system, entry.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+    entry, message = zipfile.ZipInfo(name), "leaves its folder"
+    if name == "a link":
+        entry.filename, message = "train/ant/link.png", "is a link"
+        entry.create_system, entry.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(entry, "/etc/passwd")
-    with pytest.raises(ValueError, match=r"'train/ant/link.png' is a link"):
-        load_pictures(path)
-
-
-# The cache.
-
-
-def test_a_zip_is_decoded_once(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_zip(tmp_path / "some.zip", some_files())
-    first = load_pictures(path)
-    assert len(list(cache.iterdir())) == 1
-    monkeypatch.setattr(pictures_module, "read_zip", None)
-    again = load_pictures(path)
-    assert torch.equal(again.train.pictures, first.train.pictures)
-    assert again.describe() == first.describe()
-
-
-def test_a_changed_zip_and_another_size_are_decoded_anew(tmp_path: Path) -> None:
-    path = write_zip(tmp_path / "some.zip", some_files())
-    load_pictures(path)
-    assert load_pictures(path, size=(2, 2)).train.pictures.shape[2:] == (2, 2)
-    write_zip(path, {**some_files(), "train/ant/7.png": encoded((9, 9, 9))})
-    assert len(load_pictures(path).train) == 7
-
-
-@pytest.mark.parametrize("damage", ["cut", "flip", "foreign"])
-def test_a_damaged_cache_is_made_anew(tmp_path: Path, cache: Path, damage: str) -> None:
-    path = write_zip(tmp_path / "some.zip", some_files())
-    first = load_pictures(path)
-    (kept,) = cache.iterdir()
-    content = bytearray(kept.read_bytes())
-    content[-5] ^= 1
-    damaged = {"cut": content[:-9], "flip": content, "foreign": b"<html>"}[damage]
-    kept.write_bytes(damaged)
-    assert torch.equal(load_pictures(path).test.pictures, first.test.pictures)
-    assert kept.read_bytes() != bytes(damaged)
-    assert [file.name for file in cache.iterdir()] == [kept.name]
-
-
-def test_pictures_load_where_nothing_can_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TRANSFORMERS_HW_CACHE", str(tmp_path / "file/cache"))
-    path = write_zip(tmp_path / "some.zip", some_files())
-    with pytest.warns(UserWarning, match="cannot be kept"):
-        assert len(load_pictures(path).train) == 6
-
-
-def test_the_cache_is_where_the_system_keeps_caches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("TRANSFORMERS_HW_CACHE")
-    monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/tmp/xdg")
-    assert cache_folder() == Path("/var/tmp/xdg/transformers_hw")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache/transformers_hw"
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert cache_folder() == Path.home() / "Library/Caches/transformers_hw"
+    with pytest.raises(ValueError, match=rf"some.zip is refused: .* {message}"):
+        load_images(path)
 
 
 # The network.
@@ -416,30 +305,26 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 def _send(
     handler: BaseHTTPRequestHandler,
     content: bytes,
-    *,
     length: int | None = None,
     kind: str = "application/gzip",
+    wait: float = 0.0,
 ) -> None:
     handler.send_response(200)
     handler.send_header("Content-Type", kind)
     handler.send_header("Content-Length", str(length or len(content)))
     handler.end_headers()
     handler.wfile.write(content)
-
-
-def _stall(handler: BaseHTTPRequestHandler) -> None:
-    _send(handler, CONTENT[:500], length=len(CONTENT))
-    time.sleep(1.5)
+    time.sleep(wait)
 
 
 ANSWERS: dict[str, Answer] = {
-    "/good": lambda handler: _send(handler, CONTENT),
-    "/truncated": lambda handler: _send(handler, CONTENT[:500], length=len(CONTENT)),
-    "/page": lambda handler: _send(handler, b"<html>Busy</html>", kind="text/html"),
-    "/other": lambda handler: _send(handler, CONTENT[::-1]),
-    "/missing": lambda handler: handler.send_error(404),
-    "/stalled": _stall,
-    "/nothing": lambda handler: None,
+    "/good": lambda x: _send(x, CONTENT),
+    "/truncated": lambda x: _send(x, CONTENT[:500], len(CONTENT)),
+    "/page": lambda x: _send(x, b"<html>Busy</html>", kind="text/html"),
+    "/other": lambda x: _send(x, CONTENT[::-1]),
+    "/missing": lambda x: x.send_error(404),
+    "/stalled": lambda x: _send(x, CONTENT[:500], len(CONTENT), wait=1.5),
+    "/nothing": lambda x: None,
 }
 
 
@@ -453,7 +338,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A server that misbehaves in every way that servers do."""
+    """A server that fails in every way that servers do."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as running:
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
@@ -465,14 +350,15 @@ def server() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("page", "message"),
     [
-        ("/truncated", "the connection broke after 500 of 10240 bytes"),
-        ("/page", f"should be {SHA256}, and is .* It looks like a web page"),
-        ("/other", f"what came is another file: its SHA-256 should be {SHA256}"),
-        ("/missing", "the server answered 404 Not Found"),
-        ("/stalled", "the connection failed .*timed out"),
-        ("/nothing", "the connection failed .*closed connection"),
+        ("/truncated", "invalid hash value"),
+        ("/page", f'invalid hash value .expected "{SHA256}"'),
+        ("/other", "invalid hash value"),
+        ("/missing", "HTTP Error 404: Not Found"),
+        ("/stalled", "could not be downloaded: timed out"),
+        ("/nothing", "closed connection"),
     ],
 )
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_failed_download_says_why_leaves_nothing_and_can_be_repeated(
     tmp_path: Path, server: str, page: str, message: str
 ) -> None:
@@ -481,18 +367,12 @@ def test_a_failed_download_says_why_leaves_nothing_and_can_be_repeated(
     with pytest.raises(DownloadError, match=message) as caught:
         download(server + page, path, sha256=SHA256, timeout=0.3)
     assert server + page in str(caught.value)
-    assert f"put it at {path}" in str(caught.value)
+    assert f"by other means to {path}" in str(caught.value)
     assert list(path.parent.iterdir()) == []
     download(server + "/good", path, sha256=SHA256)
     assert path.read_bytes() == CONTENT
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_without_a_connection_there_is_a_clear_error(tmp_path: Path) -> None:
-    path = tmp_path / "some.tar.gz"
-    with pytest.raises(DownloadError, match=r"the connection failed .*refused"):
-        download("http://127.0.0.1:9/some.tar.gz", path, sha256=SHA256)
-    assert list(tmp_path.iterdir()) == []
+    gc.collect()  # torch.hub leaves it to the garbage collector to close its sockets
 
 
 def test_a_file_that_is_there_is_kept_if_it_is_the_right_one(
@@ -510,7 +390,7 @@ def test_a_file_that_is_there_is_kept_if_it_is_the_right_one(
 
 
 def cifar_archive(names: dict[str, bytes] | None = None, link: str = "") -> bytes:
-    """Make an archive like that of CIFAR-10, of two pictures a file."""
+    """Make an archive like that of CIFAR-10, of two images a file."""
     pixels = torch.arange(12 * 3072).remainder(251).byte().reshape(12, 3072)
     records = [bytes([n % 10]) + bytes(pixels[n].tolist()) for n in range(12)]
     files = {
@@ -534,48 +414,41 @@ def cifar_archive(names: dict[str, bytes] | None = None, link: str = "") -> byte
 
 def serve_cifar(monkeypatch: pytest.MonkeyPatch, server: str, content: bytes) -> None:
     monkeypatch.setitem(ANSWERS, "/cifar", lambda handler: _send(handler, content))
-    monkeypatch.setattr(pictures_module, "CIFAR10_URL", server + "/cifar")
+    monkeypatch.setattr(images_module, "CIFAR10_URL", server + "/cifar")
     digest = hashlib.sha256(content).hexdigest()
-    monkeypatch.setattr(pictures_module, "CIFAR10_SHA256", digest)
+    monkeypatch.setattr(images_module, "CIFAR10_SHA256", digest)
 
 
 def test_cifar10_is_fetched_once_and_read_without_unpickling(
     server: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve_cifar(monkeypatch, server, cifar_archive())
-    found = load_pictures("cifar10")
-    assert found.train.pictures.shape == (10, 3, 32, 32)
+    found = load_images("cifar10")
+    assert found.train.images.shape == (10, 3, 32, 32)
     assert found.train.labels.tolist() == list(range(10))
     assert found.test.labels.tolist() == [0, 1]
     assert found.classes[9] == "class9"
-    # The second picture begins with the 3072nd number; its second row 32 later.
-    assert found.train.pictures[1, 0, 1, 0] == (3072 + 32) % 251
-    assert found.train.pictures[1, 1, 0, 0] == (3072 + 1024) % 251
-    monkeypatch.setattr(pictures_module, "CIFAR10_URL", server + "/missing")
-    assert torch.equal(load_pictures("cifar10").train.pictures, found.train.pictures)
-    assert len(list(cache.iterdir())) == 2
+    # The second image begins with the 3072nd number; its second row 32 later.
+    assert found.train.images[1, 0, 1, 0] == (3072 + 32) % 251
+    assert found.train.images[1, 1, 0, 0] == (3072 + 1024) % 251
+    monkeypatch.setattr(images_module, "CIFAR10_URL", server + "/missing")
+    assert torch.equal(load_images("cifar10").train.images, found.train.images)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("content", "message"),
     [
-        ({"names": {"../x": b""}}, "'../x' leaves its folder"),
-        ({"names": {"/etc/x": b""}}, "'/etc/x' leaves its folder"),
-        ({"link": "/etc/passwd"}, "'link' is a link"),
+        (cifar_archive({"../x": b""}), "'../x' leaves its folder"),
+        (cifar_archive({"/etc/x": b""}), "'/etc/x' leaves its folder"),
+        (cifar_archive(link="/etc/passwd"), "'link' is a link"),
+        (CONTENT, "is not CIFAR-10, or damaged"),
+        (cifar_archive()[:-100], "is not CIFAR-10, or damaged"),
     ],
+    ids=["above", "absolute", "link", "other", "truncated"],
 )
-def test_a_tar_that_leaves_its_folder_is_refused(
-    server: str, monkeypatch: pytest.MonkeyPatch, change: dict, message: str
+def test_an_archive_that_leaves_its_folder_or_is_not_cifar10_is_refused(
+    server: str, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
 ) -> None:
-    serve_cifar(monkeypatch, server, cifar_archive(**change))
+    serve_cifar(monkeypatch, server, content)
     with pytest.raises(ValueError, match=message):
-        load_pictures("cifar10")
-
-
-def test_an_archive_that_is_not_cifar10_is_refused(
-    server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for content in (CONTENT, cifar_archive()[:-100]):
-        serve_cifar(monkeypatch, server, content)
-        with pytest.raises(ValueError, match="is not CIFAR-10, or damaged"):
-            load_pictures("cifar10")
+        load_images("cifar10")

@@ -72,7 +72,7 @@ def paths(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    finder = [sys.executable, ROOT / "tools/chromium.py"]
+    finder = [sys.executable, ROOT / "tools/browser.py"]
     chromium = subprocess.run(finder, capture_output=True, text=True)
     if chromium.returncode:
         pytest.fail(chromium.stderr, pytrace=False)

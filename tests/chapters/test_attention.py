@@ -1,0 +1,759 @@
+"""Chapter 1 against PyTorch, formulas, and computations by hand."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from bad_calls import assert_refused, bad_calls
+from einops import einsum, rearrange
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from transformers_hw import (
+    attention_weights,
+    causal_mask,
+    dot_product_attention,
+    padding_mask,
+    softmax,
+)
+
+F64 = torch.float64
+EXACT = {"rtol": 0.0, "atol": 1e-12}
+
+
+def queries_keys_values(*batch: int) -> list[Tensor]:
+    """Five queries and eleven keys of width 7, values of width 13."""
+    shapes = ((5, 7), (11, 7), (11, 13))
+    return [torch.randn(*batch, *shape, dtype=F64) for shape in shapes]
+
+
+def gauss_hermite(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights for the mean under a standard normal."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
+    return nodes, weights / math.sqrt(2 * math.pi)
+
+
+def softmax_jacobian(scores: Tensor) -> Tensor:
+    p = scores.softmax(-1)
+    return torch.diag_embed(p) - einsum(p, p, "... i, ... j -> ... i j")
+
+
+# Softmax
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0, 7.0])
+def test_softmax_is_torchs_of_the_scaled_scores(beta):
+    scores = torch.randn(2, 3, 5, dtype=F64)
+    expected = torch.softmax(beta * scores, dim=-1)
+    assert torch.allclose(softmax(scores, beta), expected, rtol=0, atol=1e-15)
+
+
+def test_softmax_with_mask_and_bias_follows_its_formula():
+    scores = torch.randn(3, 5, dtype=F64)
+    bias = torch.randn(5, dtype=F64)
+    mask = torch.tensor([[1, 1, 0, 1, 0]] * 3).bool()
+    powers = mask * torch.exp(0.7 * scores + bias)
+    expected = powers / powers.sum(-1, keepdim=True)
+    found = softmax(scores, 0.7, mask=mask, bias=bias)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-15)
+
+
+def test_an_infinite_scale_is_the_limit_of_large_beta():
+    scores = torch.tensor([1.0, 3.0, 3.0, 2.0], dtype=F64)
+    bias = torch.tensor([0.0, 0.5, -0.5, 9.0], dtype=F64)
+    for b in (None, bias):
+        limit = softmax(scores, math.inf, bias=b)
+        assert torch.allclose(limit, softmax(scores, 200.0, bias=b), atol=1e-15)
+    shares = softmax(scores, math.inf)
+    assert shares.tolist() == [0.0, 0.5, 0.5, 0.0]
+
+
+def test_an_infinite_scale_skips_hidden_entries_and_passes_nan_on():
+    scores = torch.tensor([1.0, 9.0, 4.0])
+    seen = torch.tensor([True, False, True])
+    assert softmax(scores, math.inf, mask=seen).tolist() == [0, 0, 1]
+    hidden = torch.tensor([0.0, -math.inf, 0.0])
+    assert softmax(scores, math.inf, bias=hidden).tolist() == [0, 0, 1]
+    scores[0] = math.nan
+    assert softmax(scores, math.inf).isnan().any()
+
+
+def test_an_infinite_scale_has_no_gradient_in_the_scores():
+    scores = torch.randn(5, requires_grad=True)
+    bias = torch.zeros(5, requires_grad=True)
+    loss = softmax(scores, math.inf, bias=bias).square().sum()
+    assert torch.autograd.grad(loss, scores, allow_unused=True) == (None,)
+
+
+@given(st.integers(1, 7), st.sampled_from([0.0, 1.0, 30.0, math.inf]))
+@settings(deadline=None, max_examples=25)
+def test_weights_are_nonnegative_and_sum_to_one_or_to_zero(keys, beta):
+    mask = torch.rand(11, keys) > 0.5
+    weights = softmax(torch.randn(11, keys, dtype=F64), beta, mask=mask)
+    assert (weights >= 0).all()
+    assert torch.allclose(weights.sum(-1), mask.any(-1).to(F64))
+    assert (weights[~mask] == 0).all()
+
+
+# Attention against PyTorch
+
+MASKS = {
+    "none": None,
+    "one for all": torch.rand(5, 11, generator=torch.Generator().manual_seed(1)) > 0.4,
+    "by head": torch.rand(3, 5, 11, generator=torch.Generator().manual_seed(2)) > 0.4,
+    "padding": rearrange(padding_mask(torch.tensor([11, 6])), "b k -> b 1 1 k"),
+    "blind row": torch.ones(5, 11).bool().index_fill(0, torch.tensor([2]), False),
+    "blind batch": torch.tensor([True, False]).view(2, 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("return_weights", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.0, 50.0])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_attention_matches_pytorch(mask, with_bias, scale, return_weights):
+    qkv = [x.requires_grad_() for x in queries_keys_values(2, 3)]
+    bias = torch.randn(5, 11, dtype=F64) if with_bias else None
+    torch_mask = mask
+    if bias is not None:
+        torch_mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
+    expected = F.scaled_dot_product_attention(*qkv, attn_mask=torch_mask, scale=scale)
+    found = dot_product_attention(
+        *qkv, mask=mask, bias=bias, scale=scale, return_weights=return_weights
+    )
+    assert isinstance(found, tuple) == return_weights
+    found = found[0] if return_weights else found
+    assert torch.allclose(found, expected, rtol=0, atol=1e-10)
+    for ours, theirs in zip(
+        torch.autograd.grad(found.sin().sum(), qkv),
+        torch.autograd.grad(expected.sin().sum(), qkv),
+        strict=True,
+    ):
+        assert ours.isfinite().all()
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 5, 8])
+@pytest.mark.parametrize("return_weights", [False, True])
+def test_causal_attention_aligns_the_last_query_with_the_last_key(
+    queries, return_weights
+):
+    query = torch.randn(2, 3, queries, 7, dtype=F64)
+    key = torch.randn(2, 3, 5, 7, dtype=F64)
+    found = dot_product_attention(
+        query, key, key, causal=True, return_weights=return_weights
+    )
+    found = found[0] if return_weights else found
+    for i in range(queries):
+        seen = key[..., : max(0, i + 6 - queries), :]
+        alone = F.scaled_dot_product_attention(query[..., i : i + 1, :], seen, seen)
+        assert torch.allclose(found[..., i : i + 1, :], alone, **EXACT)
+    if queries == 5:
+        expected = F.scaled_dot_product_attention(query, key, key, is_causal=True)
+        assert torch.allclose(found, expected, **EXACT)
+
+
+def test_weights_times_values_are_the_output():
+    query, key, value = queries_keys_values(2)
+    output, weights = dot_product_attention(
+        query, key, value, causal=True, return_weights=True
+    )
+    assert torch.equal(output, einsum(weights, value, "b q k, b k v -> b q v"))
+    assert torch.equal(weights, attention_weights(query, key, causal=True))
+
+
+def test_dropout_drops_weights_and_keeps_the_mean():
+    ones = torch.ones(1, 1, 1000, 4)
+    for return_weights in (False, True):
+        result = dot_product_attention(
+            ones, ones, ones, dropout=0.25, return_weights=return_weights
+        )
+        output, *weights = result if return_weights else (result,)
+        assert output.std() > 0
+        assert abs(output.mean().item() - 1.0) < 0.01
+        for w in weights:
+            assert torch.allclose(w, torch.full_like(w, 1 / 1000))
+
+
+# Masks
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (3, 3), (2, 5), (5, 2), (3, 0)])
+def test_causal_mask_by_its_definition(queries, keys):
+    mask = causal_mask(queries, keys)
+    assert mask.shape == (queries, keys)
+    for i in range(queries):
+        for j in range(keys):
+            assert mask[i, j].item() == (j <= i + keys - queries)
+    assert torch.equal(causal_mask(queries), torch.ones(queries, queries).tril().bool())
+
+
+def test_padding_mask_by_its_definition():
+    mask = padding_mask(torch.tensor([2, 0, 3]), 4)
+    expected = [[1, 1, 0, 0], [0] * 4, [1, 1, 1, 0]]
+    assert mask.int().tolist() == expected
+    assert padding_mask(torch.tensor([2, 3])).shape == (2, 3)
+    assert padding_mask(torch.zeros(0, dtype=torch.int64), 3).shape == (0, 3)
+
+
+# The formula, and what beta does
+
+
+@pytest.mark.question("nyu-1.1a")
+def test_with_tokens_in_columns_the_output_is_V_softmax_of_K_transposed_Q():
+    d, n, m, t = 7, 5, 11, 13
+    Q, K, V = (torch.randn(s, dtype=F64) for s in ((d, n), (d, m), (t, m)))
+    H = V @ torch.softmax(K.T @ Q / math.sqrt(d), dim=0)
+    assert H.shape == (t, n)
+    assert torch.allclose(dot_product_attention(Q.T, K.T, V.T).T, H, **EXACT)
+
+
+@pytest.mark.question("nyu-1.1a")
+def test_Q_times_K_transposed_is_ill_typed_when_tokens_are_columns():
+    Q, K = torch.randn(7, 5), torch.randn(7, 11)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        torch.matmul(Q, K.T)
+
+
+@pytest.mark.question("quiz-2.2")
+def test_attention_is_a_weighted_sum_of_values_not_of_scores():
+    query, key, value = queries_keys_values()
+    powers = (query @ key.T / math.sqrt(7)).exp()
+    by_hand = (powers / powers.sum(-1, keepdim=True)) @ value
+    assert torch.allclose(dot_product_attention(query, key, value), by_hand)
+
+
+@pytest.mark.question("nyu-1.1b")
+def test_beta_goes_from_averaging_all_values_to_selecting_one():
+    query, key, value = queries_keys_values()
+    averaged = dot_product_attention(query, key, value, scale=0.0)
+    assert torch.allclose(averaged, value.mean(0).expand(5, 13))
+    selected = dot_product_attention(query, key, value, scale=1e4)
+    assert torch.allclose(selected, value[(query @ key.T).argmax(-1)])
+    # It is the weights that become one-hot, not the query; their entropy only falls.
+    entropies = []
+    for beta in (0.0, 0.1, 0.3, 1.0, 3.0):
+        weights = attention_weights(query, key, scale=beta)
+        entropies.append(torch.special.entr(weights).sum(-1))
+    assert all((a > b).all() for a, b in itertools.pairwise(entropies))
+
+
+@pytest.mark.question("nyu-1.1b")
+def test_the_weights_become_one_hot_and_the_values_are_combined():
+    query, key, value = queries_keys_values()
+    hard = attention_weights(query, key, scale=math.inf)
+    assert hard.shape == (5, 11)
+    assert torch.equal(hard, F.one_hot(hard.argmax(-1), 11).to(F64))
+    for beta in (0.0, 0.1, 1.0, math.inf):
+        output = dot_product_attention(query, key, value, scale=beta)
+        # A combination of keys would be 7 wide, and would not double with the values.
+        assert output.shape == (5, 13)
+        doubled = dot_product_attention(query, key, 2 * value, scale=beta)
+        assert torch.allclose(doubled, 2 * output, rtol=0, atol=1e-12)
+
+
+@pytest.mark.question("nyu-1.1b")
+def test_a_longer_query_does_what_a_larger_beta_does():
+    query, key, _ = queries_keys_values()
+    longer = attention_weights(3 * query, key, scale=0.4)
+    hotter = attention_weights(query, key, scale=3 * 0.4)
+    assert torch.allclose(longer, hotter, **EXACT)
+
+
+@pytest.mark.question("nyu-1.1b")
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0, 4.0])
+def test_the_entropy_falls_at_the_rate_beta_times_the_variance_of_the_scores(beta):
+    scores = torch.randn(11, dtype=F64)
+    b = torch.tensor(beta, dtype=F64, requires_grad=True)
+    weights = softmax(b * scores)
+    rate = torch.autograd.grad(torch.special.entr(weights).sum(), b)[0]
+    mean = (weights * scores).sum()
+    variance = (weights * (scores - mean) ** 2).sum()
+    assert rate.item() == pytest.approx(-beta * variance.item(), abs=1e-12)
+
+
+# Why to scale
+
+
+@pytest.mark.question("nyu-1.1b", "quiz-2.3")
+@pytest.mark.parametrize("d", [4, 64, 1024])
+def test_dividing_by_the_root_of_d_gives_scores_of_variance_one(d):
+    query, key = torch.randn(4000, d), torch.randn(4000, d)
+    products = (query * key).sum(-1)
+    assert products.var().item() == pytest.approx(d, rel=0.1)
+    assert (products / math.sqrt(d)).var().item() == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.question("nyu-1.1b")
+def test_queries_that_equal_their_keys_score_root_d_even_after_scaling():
+    # Not independent any more: the mean of q·k is d, not 0.
+    x = torch.randn(2000, 256)
+    scores = (x * x).sum(-1) / math.sqrt(256)
+    assert scores.mean().item() == pytest.approx(math.sqrt(256), rel=0.01)
+
+
+@pytest.mark.question("quiz-2.3")
+def test_without_the_scale_the_gradient_of_softmax_dies_as_d_grows():
+    def gradient_size(d: int, beta: float) -> float:
+        products = (torch.randn(500, 1, d) * torch.randn(500, 11, d)).sum(-1)
+        return softmax_jacobian(beta * products).norm(dim=(1, 2)).mean().item()
+
+    unscaled = [gradient_size(d, 1.0) for d in (4, 64, 1024, 16384)]
+    scaled = [gradient_size(d, d**-0.5) for d in (4, 64, 1024, 16384)]
+    assert unscaled == sorted(unscaled, reverse=True)
+    assert unscaled[-1] < 0.05 * unscaled[0]
+    assert max(scaled) / min(scaled) < 1.2
+
+
+@pytest.mark.question("quiz-2.3")
+def test_high_scores_do_no_harm_and_wide_gaps_do():
+    scores = torch.randn(11, dtype=F64)
+    calm = softmax_jacobian(scores)
+    assert torch.allclose(softmax_jacobian(scores + 1000.0), calm, **EXACT)
+    assert softmax_jacobian(200.0 * scores).norm() < 1e-6 * calm.norm()
+
+
+@pytest.mark.question("quiz-2.3")
+def test_multiplying_by_the_root_of_d_makes_matters_worse():
+    d = 256
+    products = (torch.randn(500, 1, d) * torch.randn(500, 11, d)).sum(-1)
+    divided, plain, multiplied = (
+        softmax_jacobian(beta * products).norm(dim=(1, 2)).mean().item()
+        for beta in (1 / math.sqrt(d), 1.0, math.sqrt(d))
+    )
+    assert divided > 2 * plain > 10 * multiplied
+
+
+@pytest.mark.question("quiz-2.3")
+def test_the_size_of_softmaxs_jacobian_follows_its_formula_and_bounds():
+    scores = 3 * torch.randn(500, 11, dtype=F64)
+    a = scores.softmax(-1)
+    size = softmax_jacobian(scores).norm(dim=(1, 2))
+    squares, cubes = a.square().sum(-1), a.pow(3).sum(-1)
+    stated = (squares - 2 * cubes + squares**2).sqrt()
+    assert torch.allclose(size, stated, rtol=0, atol=1e-10)
+    assert (size <= 1 - squares + 1e-12).all()
+    assert (1 - squares <= 2 * (1 - a.amax(-1)) + 1e-12).all()
+
+
+@pytest.mark.question("quiz-2.3")
+def test_without_the_scale_a_typical_query_gets_no_gradient_and_a_rare_one_much():
+    def gradients(beta: float) -> Tensor:
+        query, key = torch.randn(400, 1, d), torch.randn(400, 11, d)
+        jacobian = softmax_jacobian(beta * (query * key).sum(-1))
+        return beta * (jacobian @ key).norm(dim=(1, 2))
+
+    d = 1024
+    plain, scaled = gradients(1.0), gradients(1 / math.sqrt(d))
+    # Measured in the query itself, the mean does not die: near-ties carry it all.
+    assert plain.mean() > scaled.mean()
+    assert plain.median() < 0.01 * scaled.median()
+    assert scaled.max() / scaled.min() < 10
+
+
+# Preserving and averaging
+
+
+@pytest.mark.question("nyu-1.1c")
+def test_hard_attention_preserves_a_value_and_so_does_a_chosen_linear_layer():
+    query, key, value = queries_keys_values()
+    output = dot_product_attention(query, key, value, scale=math.inf)
+    assert torch.equal(output, value[(query @ key.T).argmax(-1)])
+    # A fully connected layer on all values at once, stacked into one vector.
+    j, (m, t) = 4, value.shape
+    pick = torch.eye(m, dtype=F64)[j : j + 1]
+    weight = torch.kron(pick, torch.eye(t, dtype=F64))
+    assert torch.equal(F.linear(value.flatten(), weight), value[j])
+
+
+@pytest.mark.question("nyu-1.1c")
+@pytest.mark.parametrize("beta", [0.5, 2.0, 8.0, 32.0])
+def test_what_soft_attention_loses_falls_exponentially_with_beta_times_the_gap(beta):
+    query, key, value = queries_keys_values()
+    scores = query @ key.T
+    best, second = scores.topk(2).values.unbind(-1)
+    j = scores.argmax(-1)
+    output, weights = dot_product_attention(
+        query, key, value, scale=beta, return_weights=True
+    )
+    others = weights.clone().scatter_(1, j[:, None], 0.0).sum(-1)
+    assert (others > 0).all()
+    assert (others <= (11 - 1) * torch.exp(-beta * (best - second))).all()
+    farthest = torch.cdist(value[j], value).amax(-1)
+    assert ((output - value[j]).norm(dim=-1) <= others * farthest + 1e-12).all()
+
+
+@pytest.mark.question("nyu-1.1d")
+def test_beta_zero_averages_and_so_does_a_chosen_linear_layer():
+    query, key, value = queries_keys_values()
+    output, weights = dot_product_attention(
+        query, key, value, scale=0.0, return_weights=True
+    )
+    assert torch.equal(weights, torch.full_like(weights, 1 / 11))
+    m, t = value.shape
+    weight = torch.kron(torch.full((1, m), 1 / m, dtype=F64), torch.eye(t, dtype=F64))
+    assert torch.allclose(F.linear(value.flatten(), weight), output[0])
+
+
+@pytest.mark.question("nyu-1.1d")
+def test_a_running_kernel_of_equal_weights_averages_its_window_alone():
+    value = torch.randn(1, 13, 11, dtype=F64)
+    mean = value.mean(-1)
+
+    def running_mean(width: int) -> Tensor:
+        kernel = torch.full((13, 1, width), 1 / width, dtype=F64)
+        return F.conv1d(value, kernel, groups=13)
+
+    narrow = running_mean(3)
+    assert narrow.shape == (1, 13, 11 - 3 + 1)
+    assert ((narrow - mean[..., None]).norm(dim=1) > 0.1).all()
+    # As wide as the sequence it has one place to stand: a fully connected layer.
+    assert torch.allclose(running_mean(11)[..., 0], mean, **EXACT)
+
+
+@pytest.mark.question("nyu-1.1d")
+def test_equal_scores_spread_evenly_at_every_beta():
+    query, key, value = queries_keys_values()
+    # Keys that differ only across the queries cannot be told apart by them.
+    query[:, 3:] = 0.0
+    key[:, :3] = key[0, :3]
+    for beta in (0.0, 1.0, 1e3, math.inf):
+        output = dot_product_attention(query, key, value, scale=beta)
+        assert torch.allclose(output, value.mean(0).expand(5, 13), rtol=0, atol=1e-10)
+
+
+@pytest.mark.question("nyu-1.1d")
+def test_near_beta_zero_a_weight_leaves_the_mean_as_its_score_does():
+    scores = torch.randn(11, dtype=F64)
+    for beta in (1e-2, 1e-3):
+        stated = (1 + beta * (scores - scores.mean())) / 11
+        error = (softmax(scores, beta) - stated).abs().max()
+        assert error < beta**2
+
+
+# A key that moves
+
+
+@pytest.mark.question("nyu-1.1e")
+def test_the_output_moves_with_a_key_by_the_stated_derivative():
+    query, key, value = queries_keys_values()
+    beta, j = 0.4, 3
+    output, weights = dot_product_attention(
+        query, key, value, scale=beta, return_weights=True
+    )
+    jacobian = torch.autograd.functional.jacobian(
+        lambda k: dot_product_attention(query, k, value, scale=beta), key
+    )[:, :, j]
+    stated = beta * einsum(
+        weights[:, j], value[j] - output, query, "q, q v, q d -> q v d"
+    )
+    assert torch.allclose(jacobian, stated, **EXACT)
+
+
+@pytest.mark.question("nyu-1.1e")
+def test_a_moved_key_changes_one_score_per_query_and_the_output_exactly_so():
+    query, key, value = queries_keys_values()
+    beta, j = 0.4, 3
+    noise = torch.zeros_like(key)
+    noise[j] = torch.randn(7, dtype=F64)
+    change = query @ (key + noise).T - query @ key.T
+    others = torch.arange(11) != j
+    assert (change[:, others] == 0).all()
+    assert torch.allclose(change[:, j], query @ noise[j])
+
+    weights = attention_weights(query, key, scale=beta)[:, j]
+    without = dot_product_attention(query, key[others], value[others], scale=beta)
+    moved = torch.sigmoid(torch.logit(weights) + beta * query @ noise[j])
+    stated = without + rearrange(moved, "q -> q 1") * (value[j] - without)
+    found = dot_product_attention(query, key + noise, value, scale=beta)
+    assert torch.allclose(found, stated, **EXACT)
+
+
+@pytest.mark.question("nyu-1.1e")
+def test_zero_mean_noise_on_a_key_moves_the_mean_output_at_second_order():
+    query, key, value = queries_keys_values()
+    beta, sigma, j = 0.5, 0.05, 3
+    output, weights = dot_product_attention(
+        query, key, value, scale=beta, return_weights=True
+    )
+    a = weights[:, j]
+    drift = 0.5 * (beta * sigma) ** 2 * query.square().sum(-1) * a * (1 - 2 * a)
+    stated = rearrange(drift, "q -> q 1") * (value[j] - output)
+    # The noise enters through one number per query, q·ε ~ N(0, σ²‖q‖²), so its
+    # mean can be taken exactly: by Gauss–Hermite quadrature instead of sampling.
+    others = torch.arange(11) != j
+    without = dot_product_attention(query, key[others], value[others], scale=beta)
+    nodes, node_weights = map(torch.as_tensor, gauss_hermite(31))
+    shift = beta * sigma * query.norm(dim=-1, keepdim=True) * nodes
+    mean = (torch.sigmoid(torch.logit(a)[:, None] + shift) * node_weights).sum(-1)
+    found = without + mean[:, None] * (value[j] - without) - output
+    assert stated.abs().max() > 1e-5
+    assert (found - stated).norm() < 0.02 * stated.norm()
+
+
+@pytest.mark.question("nyu-1.1e")
+def test_hard_attention_jumps_when_noise_breaks_a_tie():
+    query = torch.tensor([[1.0, 0.0]])
+    key = torch.tensor([[1.0, 0.0], [1.0, 5.0]])
+    value = torch.tensor([[0.0], [1.0]])
+    outputs = []
+    for nudge in (-1e-6, 0.0, 1e-6):
+        moved = key + torch.tensor([[0.0, 0.0], [nudge, 0.0]])
+        outputs.append(
+            dot_product_attention(query, moved, value, scale=math.inf).item()
+        )
+    assert outputs == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.question("nyu-1.1e")
+def test_at_a_large_beta_a_tiny_noise_moves_the_output_half_way_to_a_value():
+    query = torch.tensor([[1.0, 0.0]], dtype=F64)
+    key = torch.tensor([[1.0, 0.0], [1.0, 5.0]], dtype=F64)
+    value = torch.tensor([[0.0], [1.0]], dtype=F64)
+    moved = key + torch.tensor([[0.0, 0.0], [0.01, 0.0]], dtype=F64)
+    steps = [
+        (dot_product_attention(query, moved, value, scale=beta) - 0.5).item()
+        for beta in (0.1, 1.0, 1000.0)
+    ]
+    assert steps[0] < 0.0003
+    assert steps[1] < 0.003
+    assert steps[2] > 0.4999
+
+
+@pytest.mark.question("nyu-1.1e")
+@pytest.mark.parametrize("sigma", [0.01, 0.3, 3.0, 100.0])
+def test_one_key_moves_no_output_further_than_the_stated_bound(sigma):
+    query, key, value = queries_keys_values()
+    beta, j, others = 0.4, 3, torch.arange(11) != 3
+    before = dot_product_attention(query, key, value, scale=beta)
+    without = dot_product_attention(query, key[others], value[others], scale=beta)
+    gap = (value[j] - without).norm(dim=-1)
+    for _ in range(20):
+        noise = sigma * torch.randn(7, dtype=F64)
+        moved = key.index_add(0, torch.tensor([j]), noise[None])
+        after = dot_product_attention(query, moved, value, scale=beta)
+        bound = torch.tanh(beta * (query @ noise).abs() / 4) * gap
+        assert ((after - before).norm(dim=-1) <= bound + 1e-12).all()
+
+
+@pytest.mark.question("nyu-1.1e")
+@pytest.mark.parametrize("spread", [0.05, 0.2, 0.5, 1.0, 3.0])
+def test_the_second_order_mean_is_off_by_less_than_a_60th_of_the_spread_to_the_4th(
+    spread,
+):
+    nodes, node_weights = gauss_hermite(80)
+    a = np.linspace(0.01, 0.99, 99)
+    shifted = 1 / (1 + np.exp(-np.log(a / (1 - a))[:, None] - spread * nodes))
+    stated = 0.5 * spread**2 * a * (1 - a) * (1 - 2 * a)
+    error = abs(shifted @ node_weights - a - stated)
+    assert (error <= spread**4 / 60 + 1e-12).all()
+
+
+@pytest.mark.question("nyu-1.1f")
+def test_elongating_a_key_goes_the_way_of_the_sign_of_its_product_with_the_query():
+    query, key, value = queries_keys_values()
+    j, others = 3, torch.arange(11) != 3
+    products = query @ key[j]
+    assert (products > 0).any()
+    assert (products < 0).any()
+    longer = key.clone()
+    longer[j] *= 2.0
+    before = attention_weights(query, key)[:, j]
+    after = attention_weights(query, longer)[:, j]
+    assert torch.equal((after > before), products > 0)
+
+    longer[j] *= 1e4
+    output = dot_product_attention(query, longer, value)
+    without = dot_product_attention(query, key[others], value[others])
+    towards = products > 0
+    assert torch.allclose(output[towards], value[j].expand(int(towards.sum()), 13))
+    assert torch.allclose(output[~towards], without[~towards])
+
+
+@pytest.mark.question("nyu-1.1f")
+@pytest.mark.parametrize("stretch", [1.5, 30.0])
+def test_the_weight_of_a_longer_key_is_a_sigmoid_of_how_much_longer_it_is(stretch):
+    query, key, _ = queries_keys_values()
+    beta, j = 0.4, 3
+    # The last query stands at right angles to the key.
+    query[-1] -= (query[-1] @ key[j]) / (key[j] @ key[j]) * key[j]
+    longer = key.clone()
+    longer[j] *= stretch
+    before = attention_weights(query, key, scale=beta)[:, j]
+    after = attention_weights(query, longer, scale=beta)[:, j]
+    stated = torch.sigmoid(before.logit() + beta * (stretch - 1) * query @ key[j])
+    assert torch.allclose(after, stated, **EXACT)
+    assert after[-1].item() == pytest.approx(before[-1].item(), abs=1e-12)
+
+
+@pytest.mark.question("nyu-1.1f")
+def test_a_longer_key_can_lose_all_its_weight():
+    query = torch.tensor([[1.0, 0.0]], dtype=F64)
+    key = torch.tensor([[-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=F64)
+    value = torch.tensor([[9.0], [1.0], [3.0]], dtype=F64)
+    longer = key * torch.tensor([[100.0], [1.0], [1.0]], dtype=F64)
+    output, weights = dot_product_attention(
+        query, longer, value, scale=1.0, return_weights=True
+    )
+    assert weights[0, 0] < 1e-40
+    assert output.item() == pytest.approx((1.0 + 3.0) / 2)
+
+
+# The computation by hand
+
+HIDDEN = torch.tensor([[5.0, 1.0], [4.0, 3.0], [-2.0, 6.0]], dtype=F64)
+QUERY = HIDDEN @ torch.tensor([[1.0, 0.0], [2.0, 9.0]], dtype=F64).T
+KEY = HIDDEN @ torch.tensor([[0.0, 1.0], [6.0, 0.0]], dtype=F64).T
+VALUE = HIDDEN @ torch.tensor([[4.0, 3.0], [9.0, 1.0]], dtype=F64).T
+
+
+@pytest.mark.question("eecs-2a")
+def test_all_nine_scores_of_the_hand_computation():
+    assert QUERY.tolist() == [[5, 19], [4, 35], [-2, 50]]
+    assert KEY.tolist() == [[1, 30], [3, 24], [6, -12]]
+    scores = QUERY @ KEY.T
+    assert scores.tolist() == [[575, 471, -198], [1054, 852, -396], [1498, 1194, -612]]
+
+
+@pytest.mark.question("eecs-2b")
+def test_softmax_of_the_hand_computed_scores_is_one_hot_to_the_last_bit():
+    assert VALUE.tolist() == [[23, 46], [25, 39], [10, -12]]
+    output, weights = dot_product_attention(
+        QUERY[1:2], KEY, VALUE, scale=1.0, return_weights=True
+    )
+    assert weights[0, 0] == 1.0
+    assert weights[0, 1].item() == pytest.approx(math.exp(852 - 1054), rel=1e-10)
+    assert weights[0, 2] == 0.0  # e^-1450 is below the smallest number of float64
+    assert output.tolist() == [[23, 46]]
+
+
+@pytest.mark.question("eecs-2b")
+def test_a_hundredth_of_the_hand_computed_scores_mixes_the_values():
+    output, weights = dot_product_attention(
+        QUERY[1:2], KEY, VALUE, scale=0.01, return_weights=True
+    )
+    assert weights[0].tolist() == pytest.approx([0.8829, 0.1171, 0.0000], abs=5e-5)
+    assert output[0].tolist() == pytest.approx([23.2342, 45.1801], abs=5e-5)
+
+
+@pytest.mark.question("eecs-2c")
+def test_with_argmax_all_three_states_choose_the_first_value():
+    output, weights = dot_product_attention(
+        QUERY, KEY, VALUE, scale=math.inf, return_weights=True
+    )
+    assert weights.tolist() == [[1, 0, 0]] * 3
+    assert output.tolist() == [[23, 46]] * 3
+
+
+@pytest.mark.question("eecs-2c")
+def test_argmax_gives_queries_and_keys_no_gradient():
+    query, key, value = (x.clone().requires_grad_() for x in (QUERY, KEY, VALUE))
+    output = dot_product_attention(query, key, value, scale=math.inf)
+    gradients = torch.autograd.grad(
+        output[1].sum(), (query, key, value), allow_unused=True
+    )
+    assert gradients[:2] == (None, None)
+    assert gradients[2].tolist() == [[1, 1], [0, 0], [0, 0]]
+
+
+# Half precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("return_weights", [False, True])
+@pytest.mark.parametrize("size", [0.0, 100.0, -100.0, 6e4, -6e4])
+def test_half_precision_survives_large_scores_and_blind_rows(
+    dtype, return_weights, size
+):
+    query, key, value = torch.randn(3, 2, 3, 5, 8)
+    if size:
+        largest = (query @ key.mT).abs().max() / math.sqrt(8)
+        query = query * (size / largest).abs().sqrt() * math.copysign(1, size)
+        key = key * (abs(size) / largest).sqrt()
+    mask = torch.rand(2, 1, 5, 5) > 0.3
+    mask[0, 0, 2] = False
+    qkv = [x.to(dtype).requires_grad_() for x in (query, key, value)]
+    options = {"mask": mask, "causal": True, "return_weights": return_weights}
+    output = dot_product_attention(*qkv, **options)
+    output = output[0] if return_weights else output
+    gradients = torch.autograd.grad(output.float().square().sum(), qkv)
+    assert output.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert (output[0, :, 2] == 0).all()
+    exact = dot_product_attention(
+        *(x.detach().double() for x in qkv), mask=mask, causal=True
+    )
+    eps = torch.finfo(dtype).eps
+    # The scores themselves are rounded to float32 at best.
+    assert (output.double() - exact).abs().max() < 4 * eps + abs(size) * 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_products_that_overflow_half_precision_are_still_attended_to(dtype, autocast):
+    x = torch.full((1, 2, 3, 64), 200.0, dtype=dtype)
+    with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        output, weights = dot_product_attention(x, x, x, return_weights=True)
+        assert torch.equal(dot_product_attention(x, x, x), x)
+    assert torch.allclose(weights.float(), torch.full((3, 3), 1 / 3), atol=1e-3)
+    assert torch.equal(output, x)
+
+
+# Malformed calls
+
+
+def attend(**changes: Any) -> Any:
+    shapes = {"query": (2, 3, 5, 7), "key": (2, 3, 11, 7), "value": (2, 3, 11, 13)}
+    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    return dot_product_attention(**{**tensors, **changes})
+
+
+@pytest.mark.unhooked
+@bad_calls(
+    ("no key", lambda: attend(key=None),
+     TypeError, "key must be a floating-point tensor, got NoneType."),
+    ("a list", lambda: softmax([1.0, 2.0]),
+     TypeError, "scores must be a floating-point tensor, got list."),
+    ("a key of another width", lambda: attend(key=torch.zeros(2, 3, 11, 8)),
+     ValueError, "key must be (2, 3, k, 7), got shape (2, 3, 11, 8)."),
+    ("a mask for other keys", lambda: attend(mask=torch.ones(5, 12).bool()),
+     ValueError, "mask must be broadcastable to (2, 3, 5, 11), got shape (5, 12)."),
+    ("a mask without queries", lambda: attend(mask=torch.ones(11).bool()),
+     ValueError, "mask must be broadcastable to (2, 3, 5, 11), got shape (11,)."),
+    ("no width",
+     lambda: attend(query=torch.zeros(2, 3, 5, 0), key=torch.zeros(2, 3, 11, 0)),
+     ValueError, "query must have a width, got shape (2, 3, 5, 0)."),
+    ("two dtypes", lambda: attend(value=torch.zeros(2, 3, 11, 13).double()),
+     TypeError, "query and key and value must have one dtype, got … torch.float64."),
+    ("a mask of ones and zeros", lambda: attend(mask=torch.ones(5, 11)),
+     TypeError, "mask must be a boolean tensor (True = may see; numbers to add … "
+     "are a bias), got torch.float32."),
+    ("a boolean bias", lambda: attend(bias=torch.ones(5, 11).bool()),
+     TypeError, "bias must be a floating-point tensor, got torch.bool."),
+    ("a negative scale", lambda: attend(scale=-1.0),
+     ValueError, "scale must be zero or greater, got -1.0."),
+    ("NaN for a scale", lambda: softmax(torch.zeros(3), math.nan),
+     ValueError, "scale must be zero or greater, got nan."),
+    ("a tensor for a scale", lambda: softmax(torch.zeros(3), torch.tensor(1.0)),
+     TypeError, "scale must be a number (math.inf selects the maximum), got Tensor."),
+    ("dropout of everything", lambda: attend(dropout=1.0),
+     ValueError, "dropout must be in [0, 1), got 1.0."),
+    ("PyTorch's name for causal", lambda: attend(is_causal=True),
+     TypeError, "dot_product_attention() has no argument 'is_causal'; did you mean "
+     "'causal'?"),
+    ("a tensor for a length", lambda: causal_mask(torch.zeros(3, 4)),
+     ValueError, "queries must be a nonnegative integer, got tensor"),
+    ("a negative length", lambda: causal_mask(2, -1),
+     ValueError, "keys must be a nonnegative integer, got -1."),
+    ("token ids for lengths", lambda: padding_mask(torch.ones(2, 5).long()),
+     ValueError, "lengths must be (batch,), got shape (2, 5)."),
+    ("a sequence longer than the longest", lambda: padding_mask(torch.tensor([5]), 4),
+     ValueError, "lengths must be between 0 and the common length 4, got [5]."),
+)  # fmt: skip
+def test_malformed_calls_get_clear_errors(call, error, message):
+    assert_refused(call, error, message)

@@ -1,0 +1,445 @@
+"""Chapter 2 against formulas, rotations and PyTorch's resampling."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from bad_calls import assert_refused, bad_calls
+from einops import rearrange
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from transformers_hw import (
+    LearnedPositions,
+    LearnedPositions2D,
+    MultiHeadAttention,
+    RelativePositionBias,
+    SelfAttention,
+    SinusoidalPositions,
+    SinusoidalPositions2D,
+    attention_weights,
+    dot_product_attention,
+)
+from transformers_hw.positional_encoding import (
+    AxialPositions2D,
+    OneHotPositions,
+    PositionalEncoding,
+    _exact,
+)
+
+F64 = torch.float64
+EXACT = {"rtol": 0.0, "atol": 1e-12}
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=F64)
+
+
+# Sinusoids
+
+
+@pytest.mark.question("eecs-1e", "quiz-2.9")
+def test_sinusoidal_codes_follow_the_papers_formula():
+    codes = SinusoidalPositions(6, base=100.0).embeddings(11)
+    for position in range(11):
+        for i in range(3):
+            angle = position / 100.0 ** (2 * i / 6)
+            assert codes[position, 2 * i].item() == pytest.approx(math.sin(angle))
+            assert codes[position, 2 * i + 1].item() == pytest.approx(math.cos(angle))
+
+
+@pytest.mark.question("quiz-2.5", "quiz-2.9")
+@given(st.integers(0, 10_000), st.integers(-200, 200), st.sampled_from([2, 6, 14]))
+@settings(deadline=None, max_examples=25)
+def test_a_shift_is_a_rotation_that_depends_on_the_shift_alone(position, shift, dim):
+    positions = SinusoidalPositions(dim)
+    start = max(position, -shift)
+    code = positions.embeddings(1, start=start)
+    moved = positions.embeddings(1, start=start + shift)
+    rotation = positions.shift_matrix(shift)
+    assert torch.allclose(code @ rotation.T, moved, rtol=0, atol=1e-10)
+    assert torch.allclose(rotation @ rotation.T, torch.eye(dim, dtype=F64))
+
+
+@pytest.mark.question("quiz-2.5", "quiz-2.9")
+def test_no_code_is_a_linear_function_of_its_position():
+    codes = SinusoidalPositions(6).embeddings(3)
+    # Were P(t) = t·a + b, second differences would vanish.
+    assert (codes[0] - 2 * codes[1] + codes[2]).abs().max() > 0.1
+
+
+@pytest.mark.question("eecs-1e")
+def test_products_of_sinusoidal_codes_depend_on_the_distance_alone():
+    codes = SinusoidalPositions(14).embeddings(29)
+    products = codes @ codes.T
+    for distance in range(29):
+        waves = [math.cos(distance / 10_000 ** (2 * i / 14)) for i in range(7)]
+        diagonal = products.diagonal(distance)
+        stated = torch.full_like(diagonal, sum(waves))
+        assert torch.allclose(diagonal, stated, **EXACT)
+
+
+@pytest.mark.question("eecs-1e")
+def test_wavelengths_grow_geometrically_but_never_reach_the_base():
+    positions = SinusoidalPositions(512)
+    wavelengths = 2 * math.pi / positions.frequencies()
+    assert wavelengths[0].item() == pytest.approx(2 * math.pi)
+    assert wavelengths[-1].item() == pytest.approx(2 * math.pi * 10_000 ** (510 / 512))
+    assert wavelengths[-1] < 2 * math.pi * 10_000
+    ratios = wavelengths[1:] / wavelengths[:-1]
+    assert torch.allclose(ratios, ratios[:1].expand_as(ratios))
+    # Counting k from one instead reaches the far end, but then not the near one.
+    from_one = [2 * math.pi * 10_000 ** (2 * k / 512) for k in (1, 256)]
+    assert from_one[0] > 2 * math.pi
+    assert from_one[1] == pytest.approx(2 * math.pi * 10_000)
+
+
+@pytest.mark.question("quiz-2.5")
+@pytest.mark.parametrize("start", [0, 100_000])
+def test_one_matrix_lets_every_position_find_the_one_three_places_back(start):
+    positions = SinusoidalPositions(16)
+    codes = positions.embeddings(50, start=start)
+    query = codes @ positions.shift_matrix(-3).T
+    weights = attention_weights(query, codes, scale=math.inf)
+    assert torch.equal(weights[3:].argmax(-1), torch.arange(47))
+    assert (weights[3:].amax(-1) == 1).all()
+    best = (query @ codes.T).diagonal(-3)
+    assert torch.allclose(best, torch.full_like(best, 8.0), rtol=0, atol=1e-9)
+
+
+@pytest.mark.question("quiz-2.5")
+def test_shifts_compose_as_rotations_do():
+    positions = SinusoidalPositions(14)
+    twice = positions.shift_matrix(5) @ positions.shift_matrix(-2)
+    assert torch.allclose(twice, positions.shift_matrix(3), **EXACT)
+    assert torch.equal(positions.shift_matrix(-5), positions.shift_matrix(5).T)
+
+
+@pytest.mark.question("quiz-2.5")
+def test_a_periodic_code_that_is_no_sinusoid_has_no_shift_matrix():
+    def best_error(codes: Tensor) -> float:
+        fitted = torch.linalg.lstsq(codes[:-1], codes[1:]).solution
+        return (codes[:-1] @ fitted - codes[1:]).abs().max().item()
+
+    angle = torch.arange(60, dtype=F64)
+    sines = torch.stack([angle.sin(), angle.cos()], -1)
+    # Zigzags of the same period: arcsin of the sine, arcsin of the cosine.
+    zigzags = sines.asin()
+    assert best_error(sines) < 1e-12
+    assert best_error(zigzags) > 0.1
+
+
+@pytest.mark.question("quiz-2.5")
+def test_no_two_of_the_first_five_thousand_positions_come_close_to_sharing_a_code():
+    codes = SinusoidalPositions(512).embeddings(5_000)
+    # Distances depend on the difference of positions alone: compare all with the first.
+    assert (codes[1:] - codes[0]).norm(dim=-1).min() > 1.0
+    # One pair alone almost returns: 710 is nearly 113 turns.
+    first_pair = codes[:, :2]
+    assert 0 < (first_pair[710] - first_pair[0]).norm() < 1e-4
+
+
+@pytest.mark.question("quiz-2.5", "eecs-1e")
+def test_past_the_trained_length_sinusoids_have_codes_and_a_table_has_none():
+    x = torch.zeros(1, 9, 6, dtype=F64)
+    with pytest.raises(ValueError, match=r"embeddings for 7 positions"):
+        LearnedPositions(7, 6, dtype=F64)(x)
+    angles = [8 / 10_000 ** (2 * i / 6) for i in range(3)]
+    expected = [f(angle) for angle in angles for f in (math.sin, math.cos)]
+    assert SinusoidalPositions(6)(x)[0, 8].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.question("eecs-1e")
+def test_a_dimension_keeps_one_frequency_over_all_positions():
+    positions = SinusoidalPositions(14)
+    codes, omega = positions.embeddings(50), positions.frequencies()
+    # Mixtures of sin ωt and cos ωt, and they alone: f(t+1) + f(t-1) = 2 cos(ω) f(t).
+    factor = (2 * omega.cos()).repeat_interleave(2)
+    assert torch.allclose(codes[2:] + codes[:-2], factor * codes[1:-1], atol=1e-12)
+    assert len(set(omega.tolist())) == 7
+
+
+@pytest.mark.question("eecs-1e")
+def test_an_exponent_over_d_minus_two_would_attain_both_ends():
+    d, base = 512, 10_000
+    wavelengths = [2 * math.pi * base ** (2 * i / (d - 2)) for i in range(d // 2)]
+    assert wavelengths[0] == pytest.approx(2 * math.pi)
+    assert wavelengths[-1] == pytest.approx(2 * math.pi * base)
+
+
+def test_sinusoidal_codes_are_exact_at_a_million():
+    found = SinusoidalPositions(2).embeddings(1, start=10**6)
+    assert found[0, 0].item() == pytest.approx(math.sin(1e6), abs=1e-9)
+
+
+# One-hot and learned positions
+
+
+@pytest.mark.question("eecs-1e")
+def test_one_hot_codes_are_orthonormal_and_concatenated():
+    x = torch.randn(2, 3, 5, dtype=F64)
+    joined = OneHotPositions(7)(x, start=2)
+    assert torch.equal(joined[..., :5], x)
+    assert torch.equal(joined[0, :, 5:], torch.eye(7, dtype=F64)[2:5])
+
+
+@pytest.mark.question("eecs-1e")
+def test_a_learned_table_is_a_one_hot_code_followed_by_a_linear_map():
+    learned = LearnedPositions(7, 5, dtype=F64)
+    one_hot = OneHotPositions(7).embeddings(7)
+    assert torch.equal(one_hot @ learned.weight, learned.embeddings(7))
+
+
+@pytest.mark.question("eecs-1e")
+def test_a_linear_map_of_token_and_one_hot_adds_a_learned_row_to_a_mapped_token():
+    linear = nn.Linear(5 + 7, 3, bias=False, dtype=F64)
+    for_token, for_position = linear.weight.split([5, 7], dim=1)
+    x = tokens(2, 7, 5)
+    found = linear(OneHotPositions(7)(x))
+    assert torch.allclose(found, x @ for_token.T + for_position.T, **EXACT)
+
+
+@pytest.mark.question("eecs-1e")
+def test_what_a_one_hot_code_stands_for_is_learned_by_gradient_descent():
+    linear = nn.Linear(7, 3, bias=False, dtype=F64)
+    output = linear(OneHotPositions(7).embeddings(1, start=4))
+    output.square().sum().backward()
+    changed = linear.weight.grad.any(dim=0)
+    assert changed.tolist() == [False] * 4 + [True] + [False] * 2
+
+
+@pytest.mark.question("eecs-1e")
+def test_concatenating_and_then_mapping_contains_adding():
+    x = tokens(2, 5, 6)
+    added = SinusoidalPositions(6, combine="add")(x)
+    joined = SinusoidalPositions(6, combine="concatenate")(x)
+    both = torch.cat([torch.eye(6, dtype=F64)] * 2)
+    assert torch.allclose(joined @ both, added, **EXACT)
+
+
+@pytest.mark.question("eecs-1e")
+def test_one_hot_codes_are_all_equally_far_apart_and_sinusoidal_ones_are_not():
+    one_hot = OneHotPositions(11).embeddings(11)
+    apart = torch.cdist(one_hot, one_hot)
+    off_diagonal = apart[~torch.eye(11).bool()]
+    assert torch.allclose(off_diagonal, torch.full_like(off_diagonal, math.sqrt(2)))
+    codes = SinusoidalPositions(48).embeddings(64)
+    from_first = (codes - codes[0]).norm(dim=-1)
+    assert (from_first[1:] > from_first[:1]).all()
+    assert (from_first[2:6] > from_first[1:5]).all()
+    # Near codes are alike, but far ones do not grow ever more different.
+    assert (from_first[7:] < from_first[6:-1]).any()
+
+
+def test_a_learned_position_that_never_occurs_gets_no_gradient():
+    learned = LearnedPositions(7, 5)
+    learned(torch.randn(2, 3, 5)).square().sum().backward()
+    assert learned.weight.grad is not None
+    assert (learned.weight.grad[:3] != 0).all()
+    assert (learned.weight.grad[3:] == 0).all()
+
+
+@pytest.mark.parametrize("combine", ["add", "concatenate"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
+def test_pieces_of_a_sequence_get_the_embeddings_of_the_whole(kind, combine):
+    sinusoidal = SinusoidalPositions(6, combine=combine)
+    learned = LearnedPositions(11, 6, combine=combine, dtype=F64)
+    positions = sinusoidal if kind == "sinusoidal" else learned
+    x, codes = tokens(2, 7, 6), positions.embeddings(7)
+    pieces = [positions(x[:, :3]), positions(x[:, 3:], start=3)]
+    assert torch.equal(torch.cat(pieces, dim=1), positions(x))
+    joined = torch.cat([x, codes.expand(2, 7, 6)], dim=-1)
+    assert torch.equal(positions(x), x + codes if combine == "add" else joined)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [LearnedPositions(5, 4), OneHotPositions(5, combine="concatenate")],
+    ids=["learned", "one-hot"],
+)
+def test_a_sequence_longer_than_the_table_is_refused_never_cut(positions):
+    assert positions(torch.zeros(2, 5, 4)).shape[1] == 5
+    with pytest.raises(ValueError, match=r"embeddings for 5 positions, .* up to 6"):
+        positions(torch.zeros(2, 6, 4))
+    with pytest.raises(ValueError, match=r"embeddings for 5 positions, .* up to 7"):
+        positions(torch.zeros(2, 3, 4), start=4)
+
+
+# Grids and distances
+
+
+def test_two_dimensional_sines_encode_row_and_column_apart():
+    positions = SinusoidalPositions2D(8, base=50.0)
+    codes = positions.embeddings((3, 5))
+    axis = SinusoidalPositions(4, base=50.0)
+    for i in range(3):
+        for j in range(5):
+            assert torch.equal(codes[i, j, :4], axis.embeddings(3)[i])
+            assert torch.equal(codes[i, j, 4:], axis.embeddings(5)[j])
+    x = tokens(2, 3, 5, 8)
+    assert torch.equal(positions(x), x + codes)
+
+
+@pytest.mark.question("quiz-2.7")
+def test_a_learned_grid_is_stretched_as_an_image_would_be():
+    positions = LearnedPositions2D((3, 4), 5, dtype=F64)
+    table = rearrange(positions.weight, "i j p -> 1 p i j")
+    for grid in ((6, 8), (2, 7), (3, 4)):
+        expected = F.interpolate(table, size=grid, mode="bicubic", align_corners=False)
+        expected = rearrange(expected, "1 p i j -> i j p")
+        assert torch.allclose(positions.embeddings(grid), expected, **EXACT)
+    x = tokens(2, 6, 8, 5)
+    assert torch.equal(positions(x), x + positions.embeddings((6, 8)))
+
+
+def test_relative_bias_depends_on_the_clipped_distance():
+    relative = RelativePositionBias(heads=2, max_distance=3)
+    with torch.no_grad():
+        relative.weight.normal_()
+    for queries, keys in ((5, 5), (2, 7), (7, 2)):
+        bias = relative(queries, keys)
+        assert bias.shape == (2, queries, keys)
+        for i in range(queries):
+            for j in range(keys):
+                distance = j - (i + keys - queries)
+                column = 3 + max(-3, min(3, distance))
+                assert torch.equal(bias[:, i, j], relative.weight[:, column])
+    assert torch.equal(relative(5), relative(5, 5))
+
+
+def test_a_relative_bias_commutes_with_shifts_where_an_absolute_code_does_not():
+    layer = MultiHeadAttention(8, 2, dtype=F64)
+    relative = RelativePositionBias(heads=2, max_distance=1, dtype=F64)
+    with torch.no_grad():
+        relative.weight.copy_(torch.tensor([[0.0, 5, -60], [3, 1, -60]]))
+    x = tokens(1, 9, 8)
+    bias = relative(6).masked_fill(torch.ones(6, 6).tril(-2).bool(), -math.inf)
+    early = layer(x[:, :6], bias=bias)
+    late = layer(x[:, 3:], bias=bias)
+    # A token's output depends on itself and its neighbors alone, wherever it stands.
+    assert torch.allclose(early[:, 4:5], late[:, 1:2], **EXACT)
+    absolute = SinusoidalPositions(8)
+    early = layer(absolute(x[:, :6]), bias=bias)
+    late = layer(absolute(x[:, 3:]), bias=bias)
+    assert not torch.allclose(early[:, 4:5], late[:, 1:2], atol=1e-3)
+
+
+@pytest.mark.parametrize("dim", range(1, 10))
+def test_a_width_works_or_is_refused_at_construction(dim):
+    if dim % 2:
+        with pytest.raises(ValueError, match=rf"must be even .*, got {dim}\."):
+            SinusoidalPositions(dim)
+    else:
+        assert SinusoidalPositions(dim).embeddings(3).shape == (3, dim)
+    if dim % 4:
+        with pytest.raises(ValueError, match=rf"multiple of 4, got {dim}\."):
+            SinusoidalPositions2D(dim)
+    else:
+        assert SinusoidalPositions2D(dim).embeddings((2, 3)).shape == (2, 3, dim)
+
+
+# When positions are needed
+
+
+@pytest.mark.question("nyu-1.3b")
+def test_positions_break_the_symmetry_of_attention():
+    x = tokens(7, 6)
+    shuffle = torch.randperm(7)
+    plain = dot_product_attention(x, x, x)
+    plain_shuffled = dot_product_attention(x[shuffle], x[shuffle], x[shuffle])
+    assert torch.allclose(plain_shuffled, plain[shuffle])
+    positions = SinusoidalPositions(6)
+    coded, shuffled = positions(x), positions(x[shuffle])
+    placed = dot_product_attention(coded, coded, x)
+    placed_shuffled = dot_product_attention(shuffled, shuffled, x[shuffle])
+    assert not torch.allclose(placed_shuffled, placed[shuffle], atol=1e-3)
+
+
+@pytest.mark.question("nyu-1.3b")
+def test_without_positions_equal_tokens_get_equal_outputs():
+    layer = SelfAttention(6, heads=2, dtype=F64)
+    dog, bites = tokens(2, 6)
+    x = torch.stack([dog, bites, dog])[None]
+    said = layer(x)
+    assert torch.allclose(said[0, 0], said[0, 2], **EXACT)
+    coded = SelfAttention(6, heads=2, positions=SinusoidalPositions(6), dtype=F64)
+    said = coded(x)
+    assert (said[0, 0] - said[0, 2]).abs().max() > 0.01
+
+
+@pytest.mark.question("nyu-1.3b")
+def test_the_order_of_keys_never_matters_if_values_move_with_them():
+    query, key, value = (tokens(n, 7) for n in (5, 11, 11))
+    order = torch.randperm(11)
+    plain = dot_product_attention(query, key, value)
+    shuffled = dot_product_attention(query, key[order], value[order])
+    assert torch.allclose(shuffled, plain, **EXACT)
+
+
+@pytest.mark.question("nyu-1.3b")
+def test_one_causal_layer_reads_a_bag_of_earlier_tokens_and_two_read_their_order():
+    first, second = (SelfAttention(6, heads=2, dtype=F64) for _ in range(2))
+    x = tokens(1, 7, 6)
+    one, one_shuffled = (
+        first(t, causal=True) for t in (x, x[:, [3, 1, 5, 0, 2, 4, 6]])
+    )
+    two, two_shuffled = (second(t, causal=True) for t in (one, one_shuffled))
+    assert torch.allclose(one[:, -1], one_shuffled[:, -1], **EXACT)
+    assert (two[:, -1] - two_shuffled[:, -1]).abs().max() > 1e-4
+
+
+@pytest.mark.question("nyu-1.3b")
+def test_a_causal_mask_counts_places_only_from_a_token_that_differs():
+    layer = SelfAttention(6, heads=2, dtype=F64)
+    alike = tokens(6).expand(1, 7, 6)
+    output = layer(alike, causal=True)
+    assert torch.allclose(output, output[:, :1].expand_as(output), **EXACT)
+    # Looking evenly at a marked first token, place t (from 1) receives 1/t of it.
+    marked = torch.zeros(7, 1, dtype=F64)
+    marked[0] = 1.0
+    received = dot_product_attention(marked, marked, marked, scale=0.0, causal=True)
+    assert received[:, 0].tolist() == pytest.approx([1 / t for t in range(1, 8)])
+
+
+# What is left
+
+
+def test_an_encoding_shows_its_width_and_suits_its_device():
+    assert repr(SinusoidalPositions(4)) == "SinusoidalPositions(4, combine='add')"
+    assert SinusoidalPositions(4).embeddings(3, device="meta").device.type == "meta"
+    # Apple's GPUs have no float64; the type is chosen before anything is made there.
+    assert _exact("mps") == torch.float32
+    assert _exact(None) == torch.float64
+
+
+@pytest.mark.unhooked
+@bad_calls(
+    ("no width", lambda: SinusoidalPositions(0),
+     ValueError, "dim must be a positive integer, got 0."),
+    ("a base of zero", lambda: SinusoidalPositions(6, base=0.0),
+     ValueError, "base must be positive and finite, got 0.0."),
+    ("an unknown way to combine", lambda: SinusoidalPositions(6, combine="multiply"),
+     ValueError, "combine must be one of ('add', 'concatenate'), got 'multiply'."),
+    ("tokens of another width", lambda: SinusoidalPositions(6)(torch.zeros(5, 11)),
+     ValueError, "tokens must be 6 wide to add embeddings … got shape (5, 11)."),
+    ("a sequence for a grid", lambda: SinusoidalPositions2D(8)(torch.zeros(5, 8)),
+     ValueError, "x must be (..., rows, columns, d), got shape (5, 8)."),
+    ("a negative start", lambda: SinusoidalPositions(6).embeddings(5, start=-1),
+     ValueError, "start must be a nonnegative integer, got -1."),
+    ("a grid of three numbers", lambda: LearnedPositions2D((2, 3, 5), 7),
+     ValueError, "grid must be (rows, columns), got (2, 3, 5)."),
+    ("one number for a grid", lambda: LearnedPositions2D((2, 3), 7).embeddings(3),
+     ValueError, "grid must be (rows, columns), got 3."),
+    ("a grid without rows", lambda: LearnedPositions2D((2, 3), 7).embeddings((0, 3)),
+     ValueError, "rows must be a positive integer, got 0."),
+    ("half embeddings of an odd width", lambda: AxialPositions2D((2, 3), 7),
+     ValueError, "dim must be positive and even, got 7."),
+    ("no distance", lambda: RelativePositionBias(2, 0),
+     ValueError, "max_distance must be a positive integer, got 0."),
+    ("no embeddings", lambda: PositionalEncoding(4)(torch.zeros(2, 3, 4)),
+     TypeError, "PositionalEncoding must define embeddings(length, *, start), asked"),
+)  # fmt: skip
+def test_malformed_calls_get_clear_errors(call, error, message):
+    assert_refused(call, error, message)

@@ -1,0 +1,469 @@
+"""Reading a model: what probes say, and that they leave no trace."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from bad_calls import assert_refused, bad_calls
+from einops import rearrange
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.decomposition import PCA
+from torch import Tensor, nn
+
+from transformers_hw.attention_as_convolution import ImageBert
+from transformers_hw.multi_head_attention import MultiHeadAttention
+from transformers_hw.positional_encoding import AxialPositions2D
+from transformers_hw.probes import (
+    attention_distance,
+    attention_rollout,
+    capture_weights,
+    patch_filters,
+    position_similarity,
+)
+from transformers_hw.self_attention import SelfAttention, ZeroPaddedSelfAttention
+from transformers_hw.transformer import DecoderCache, Encoder, Transformer
+from transformers_hw.vision_transformer import PatchEmbedding, VisionTransformer
+
+DOUBLE = {"dtype": torch.float64}
+
+
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-10)
+
+
+def encoder(**options: Any) -> Encoder:
+    return Encoder(12, 3, 17, 2, **DOUBLE, **options)
+
+
+def tokens() -> Tensor:
+    return torch.randn(2, 5, 12, **DOUBLE)
+
+
+def hooks(model: nn.Module) -> int:
+    parts = model.modules()
+    return sum(len(x._forward_hooks) + len(x._forward_pre_hooks) for x in parts)
+
+
+def calls(weights: dict[str, list[Tensor]]) -> list[int]:
+    """Count the calls that were recorded of each layer."""
+    return [len(recorded) for recorded in weights.values()]
+
+
+# --- capture_weights ---------------------------------------------------------------
+
+
+def test_captured_weights_are_the_softmax_of_the_scores():
+    model, x = encoder(), tokens()
+    with capture_weights(model) as weights:
+        model(x)
+    assert list(weights) == ["layers.0.attention", "layers.1.attention"]
+    layer, normed = model.layers[0].attention, F.layer_norm(x, (12,), eps=1e-5)
+    query, key = (
+        rearrange(proj(normed), "b n (h d) -> b h n d", h=3)
+        for proj in (layer.query_proj, layer.key_proj)
+    )
+    expected = (query @ key.mT / math.sqrt(4)).softmax(dim=-1)
+    (found,) = weights["layers.0.attention"]
+    assert_same(found, expected)
+    assert expected.std() > 0.01
+
+
+def test_the_model_computes_what_it_always_does():
+    model, x = encoder(dropout=0.9).eval(), tokens().requires_grad_()
+
+    def output_and_gradient() -> tuple[Tensor, Tensor]:
+        y = model(x, causal=True)
+        return y, torch.autograd.grad(y.square().sum(), x)[0]
+
+    before = output_and_gradient()
+    with capture_weights(model) as weights:
+        for a, b in zip(output_and_gradient(), before, strict=True):
+            assert_same(a, b)
+    for (layer,) in weights.values():
+        assert_same(layer, layer.tril())
+        assert not layer.requires_grad
+
+
+def test_a_layer_returns_weights_only_where_they_are_asked_for():
+    layer, x = MultiHeadAttention(12, 3, **DOUBLE), tokens()
+    with capture_weights(layer) as weights:
+        assert isinstance(layer(x), Tensor)
+        _, asked = layer(x, return_weights=True)
+    assert list(weights) == [""]
+    assert calls(weights) == [2]
+    assert torch.equal(weights[""][1], asked)
+    assert isinstance(layer(x), Tensor)
+
+
+def test_no_hook_is_left_after_the_block_or_an_error():
+    model, x = encoder(), tokens()
+    state = set(vars(model.layers[0].attention))
+    with capture_weights(model) as weights:
+        model(x)
+        assert hooks(model) == 4
+    model(x)
+    assert calls(weights) == [1, 1]
+    assert set(vars(model.layers[0].attention)) == state
+    assert hooks(model) == 0
+    with pytest.raises(ZeroDivisionError), capture_weights(model):
+        _ = 1 / 0
+    assert hooks(model) == 0
+
+
+def test_an_error_inside_the_model_does_not_mix_up_later_calls():
+    layer, x = MultiHeadAttention(12, 3, **DOUBLE), tokens()
+    with capture_weights(layer) as weights:
+        with pytest.raises((ValueError, TypeError)):
+            layer(x[..., :7], return_weights=True)
+        assert isinstance(layer(x), Tensor)
+    assert calls(weights) == [1]
+    assert hooks(layer) == 0
+
+
+def test_captures_can_be_nested():
+    model, x = encoder(), tokens()
+    with capture_weights(model) as outer:
+        model(x)
+        with capture_weights(model.layers[1]) as inner:
+            y = model(2 * x)
+        model(3 * x)
+    assert calls(outer) == [3, 3]
+    assert list(inner) == ["attention"]
+    assert torch.equal(inner["attention"][0], outer["layers.1.attention"][1])
+    assert_same(y, model(2 * x))
+
+
+def test_a_shared_layer_is_recorded_at_each_call():
+    layer, x = MultiHeadAttention(12, 3, **DOUBLE), tokens()
+    with capture_weights(nn.ModuleList([layer, layer])) as weights:
+        layer(layer(x))
+    assert (list(weights), calls(weights)) == (["0"], [2])
+
+
+def test_steps_of_decoding_are_rows_of_the_whole():
+    model = Transformer(11, dim=12, heads=3, hidden_dim=17, depth=2, **DOUBLE).eval()
+    source, target = torch.randint(1, 11, (2, 7)), torch.randint(1, 11, (2, 5))
+    with capture_weights(model) as whole:
+        model(source, target)
+    memory, cache = model.encode(source), DecoderCache(2)
+    with torch.no_grad(), capture_weights(model) as steps:
+        for t in range(5):
+            model.decode(target[:, t : t + 1], memory, source, cache=cache)
+    for layer in (0, 1):
+        crossed = f"decoder.layers.{layer}.cross_attention"
+        assert whole[crossed][0].shape == (2, 3, 5, 7)
+        assert_same(torch.cat(steps[crossed], dim=2), whole[crossed][0])
+        own = f"decoder.layers.{layer}.self_attention"
+        for t, row in enumerate(steps[own]):
+            assert_same(row[:, :, 0], whole[own][0][:, :, t, : t + 1])
+    assert sum("encoder" in name for name in whole) == 2
+    assert not any("encoder" in name for name in steps)
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_a_vision_transformer_is_recorded_in_every_layer(pool):
+    sizes = {"num_classes": 7, "dim": 12, "depth": 3, "heads": 2, "channels": 1}
+    model = VisionTransformer((4, 6), 2, pool=pool, **sizes, **DOUBLE)
+    with capture_weights(model) as weights:
+        model(torch.randn(5, 1, 4, 6, **DOUBLE))
+    n = 6 + (pool == "class")
+    assert list(weights) == [f"encoder.layers.{i}.attention" for i in range(3)]
+    for (layer,) in weights.values():
+        assert_same(layer.sum(dim=-1), torch.ones(5, 2, n, **DOUBLE))
+    rollout = attention_rollout(weights)
+    assert_same(rollout.sum(dim=-1), torch.ones(5, n, **DOUBLE))
+    assert_same(rollout, attention_rollout([layer for (layer,) in weights.values()]))
+
+
+@pytest.mark.parametrize("encoding", ["gaussian", "learned", "learned+content"])
+def test_attention_over_images_is_recorded(encoding):
+    sizes = {"dim": 8, "depth": 2, "heads": 3, "hidden_dim": 11}
+    model = ImageBert(encoding=encoding, **sizes, **DOUBLE).eval()
+    x = torch.randn(5, 3, 4, 6, **DOUBLE)
+    with capture_weights(model) as weights:
+        logits = model(x)
+    assert calls(weights) == [1, 1]
+    for (layer,) in weights.values():
+        assert layer.shape[-5:] == (3, 2, 3, 2, 3)
+        total = layer.sum(dim=(-2, -1))
+        assert_same(total, torch.ones_like(total))
+    assert_same(model(x), logits)
+
+
+def test_the_innermost_of_nested_layers_are_recorded():
+    layer = ZeroPaddedSelfAttention(SelfAttention(12, 3, **DOUBLE), before=1, after=1)
+    with capture_weights(layer) as weights:
+        layer(tokens())
+    assert {
+        name: [x.shape for x in recorded] for name, recorded in weights.items()
+    } == {"inner.attention": [(2, 3, 7, 7)]}
+
+
+@pytest.mark.unhooked
+def test_compiled_models_are_recorded_too():
+    torch.compiler.reset()
+    model, x = Encoder(12, 3, 17, 1, **DOUBLE), tokens()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    y = compiled(x)
+    for recorded in (model, compiled):
+        with capture_weights(recorded) as weights:  # pyright: ignore
+            assert_same(compiled(x), y)
+        assert calls(weights) == [1]
+    assert_same(compiled(x), y)
+    assert calls(weights) == [1]
+
+
+# --- attention_rollout -------------------------------------------------------------
+
+
+def test_rollout_matches_a_hand_computation():
+    """Two tokens, two heads, two layers, in fractions on paper."""
+    one = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]], **DOUBLE)
+    two = torch.tensor([[[0.5, 0.5], [0.0, 1.0]], [[0.5, 0.5], [1.0, 0.0]]], **DOUBLE)
+    # Means over heads: [[1/2, 1/2], [1, 0]] and [[1/2, 1/2], [1/2, 1/2]]; half of
+    # that and half of the identity: [[3/4, 1/4], [1/2, 1/2]], [[3/4, 1/4], [1/4, 3/4]].
+    expected = torch.tensor([[11 / 16, 5 / 16], [9 / 16, 7 / 16]], **DOUBLE)
+    assert_same(attention_rollout([one[None], two[None]])[0], expected)
+
+
+def test_rollout_adds_the_identity_and_renormalizes_rows():
+    layers = [torch.rand(2, heads, 5, 5, **DOUBLE) for heads in (3, 4, 3)]
+    expected = torch.eye(5, **DOUBLE).expand(2, 5, 5).clone()
+    for layer in layers:
+        step = torch.zeros(2, 5, 5, **DOUBLE)
+        for b, q in itertools.product(range(2), range(5)):
+            row = layer[b, :, q].mean(dim=0)
+            row[q] += 1.0
+            step[b, q] = row / row.sum()
+        expected = torch.bmm(step, expected)
+    assert_same(attention_rollout(layers), expected)
+
+
+def test_rollout_of_layers_that_see_nothing_is_the_identity():
+    blind = torch.zeros(2, 3, 5, 5, **DOUBLE)
+    expected = torch.eye(5, **DOUBLE).expand(2, 5, 5)
+    assert_same(attention_rollout([blind, blind]), expected)
+
+
+# --- attention_distance ------------------------------------------------------------
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5))
+@settings(max_examples=20, deadline=None)
+@pytest.mark.question("quiz-2.8")
+def test_distances_match_a_sum_over_all_pairs(rows, columns, height, width):
+    places = list(itertools.product(range(rows), range(columns)))
+    away = [
+        [math.hypot((i - r) * height, (j - s) * width) for r, s in places]
+        for i, j in places
+    ]
+    n, options = (
+        rows * columns,
+        {"grid": (rows, columns), "patch_size": (height, width)},
+    )
+    weights = torch.rand(2, 3, 1 + n, 1 + n, **DOUBLE) + 0.01
+    found = attention_distance(weights, **options)
+    assert found.shape == (2, 3)
+    for b, h in itertools.product(range(2), range(3)):
+        inner = weights[b, h, 1:, 1:].tolist()
+        of_queries = [
+            sum(w * d for w, d in zip(*pair, strict=True)) / sum(pair[0])
+            for pair in zip(inner, away, strict=True)
+        ]
+        assert found[b, h].item() == pytest.approx(sum(of_queries) / n, abs=1e-10)
+    # Uniform attention reaches the mean distance of two patches.
+    uniform = torch.full((n, n), 1 / n, **DOUBLE)
+    reach = attention_distance(uniform, **options, class_token=False)
+    assert reach.item() == pytest.approx(sum(map(sum, away)) / n**2, abs=1e-10)
+
+
+@pytest.mark.question("quiz-2.8")
+def test_a_head_that_looks_nearby_has_a_small_attention_distance():
+    places = torch.cartesian_prod(torch.arange(5.0), torch.arange(7.0)).double()
+    away = torch.cdist(places, places)
+    spreads = [
+        attention_distance((-(away**2) / s).softmax(-1), (5, 7), class_token=False)
+        for s in (0.1, 1.0, 10.0, 1e9)
+    ]
+    itself, near, far, everywhere = (spread.item() for spread in spreads)
+    assert itself < 0.01 < near < far < everywhere
+    assert everywhere == pytest.approx(away.mean().item())
+
+
+@pytest.mark.question("quiz-2.8")
+def test_attention_distance_is_set_by_the_weights_not_by_the_depth():
+    """The first layer can look across the whole image; a 3×3 convolution cannot."""
+    sizes = {"num_classes": 2, "dim": 16, "depth": 2, "heads": 2, "channels": 1}
+    model = VisionTransformer(20, 4, **sizes, **DOUBLE)
+    images = torch.randn(3, 1, 20, 20, **DOUBLE)
+
+    def distances() -> Tensor:
+        with torch.no_grad(), capture_weights(model) as weights:
+            model.encode(images)
+        layers = torch.cat([torch.stack(recorded) for recorded in weights.values()])
+        return attention_distance(layers, model.grid, patch_size=4).mean(dim=1)
+
+    key_weight = model.encoder.layers[0].attention.key_proj.weight
+    nn.init.zeros_(key_weight)
+    uniform = distances()
+    assert uniform.shape == (2, 2)  # one for each layer and head
+    places = torch.cartesian_prod(torch.arange(5.0), torch.arange(5.0)).double()
+    global_view = 4 * torch.cdist(places, places).mean()
+    assert_same(uniform[0], global_view.expand(2))
+    nn.init.normal_(key_weight, std=3.0)
+    assert (distances()[0] - global_view).abs().min() > 0.1
+
+
+def test_what_the_class_token_takes_does_not_shorten_the_distance():
+    patches = torch.rand(6, 6, **DOUBLE).softmax(dim=-1)
+    whole = attention_distance(patches, (2, 3), class_token=False)
+    weights = torch.rand(7, 7, **DOUBLE).softmax(dim=-1)
+    weights[1:, 1:] = 0.25 * patches
+    weights[1:, 0] = 0.75
+    assert_same(attention_distance(weights, (2, 3)), whole)
+
+
+def test_patches_that_look_at_no_patch_do_not_count():
+    weights = torch.zeros(3, 3, **DOUBLE)
+    weights[:, 0] = 1.0
+    assert attention_distance(weights, (1, 2)).item() == 0.0
+    weights[1] = torch.tensor([0.0, 0.0, 1.0])
+    assert attention_distance(weights, (1, 2), patch_size=16).item() == 16.0
+
+
+def test_distances_in_half_precision_are_accurate():
+    weights = torch.rand(197, 197).softmax(dim=-1).half()
+    expected = attention_distance(weights.double(), (14, 14), patch_size=16)
+    found = attention_distance(weights, (14, 14), patch_size=16)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+# --- position_similarity -----------------------------------------------------------
+
+
+@pytest.mark.question("quiz-2.7")
+def test_similarity_is_the_cosine_of_two_embeddings():
+    codes = torch.randn(2, 3, 5, **DOUBLE).requires_grad_()
+    similarity = position_similarity(codes)
+    assert similarity.shape == (2, 3, 2, 3)
+    assert not similarity.requires_grad
+    for i, j, r, s in itertools.product(range(2), range(3), range(2), range(3)):
+        a, b = codes[i, j], codes[r, s]
+        expected = (a @ b / (a.norm() * b.norm())).item()
+        assert similarity[i, j, r, s].item() == pytest.approx(expected, abs=1e-12)
+    assert not position_similarity(torch.zeros(2, 3, 5)).any()
+
+
+@pytest.mark.question("quiz-2.7")
+def test_axial_embeddings_show_a_cross():
+    """Cells of one row or one column are alike; others are not, without structure."""
+    aware = AxialPositions2D((4, 5), 10, **DOUBLE)
+    with torch.no_grad():
+        aware.rows.weight.copy_(torch.eye(4, 5)[:, None])
+        aware.columns.weight.copy_(torch.eye(5)[None])
+    cross = torch.zeros(4, 5, **DOUBLE)
+    cross[2, :] = cross[:, 3] = 0.5
+    cross[2, 3] = 1.0
+    assert_same(position_similarity(aware.embeddings())[2, 3], cross)
+
+
+# --- patch_filters -----------------------------------------------------------------
+
+
+def test_filters_are_the_principal_components():
+    embedding = PatchEmbedding((5, 3), channels=2, dim=40, **DOUBLE)
+    filters = patch_filters(embedding, 7)
+    assert filters.shape == (7, 2, 5, 3)
+    pca = PCA(7, svd_solver="full").fit(embedding.proj.weight.detach().numpy())
+    expected = torch.from_numpy(pca.components_)
+    flat = filters.flatten(1)
+    signs = (flat * expected).sum(dim=-1, keepdim=True).sign()
+    torch.testing.assert_close(flat, signs * expected, rtol=0.0, atol=1e-8)
+
+
+def test_filters_are_images_of_length_one_with_a_settled_sign():
+    embedding = PatchEmbedding(4, channels=3, dim=11, **DOUBLE)
+    target = torch.zeros(3, 4, 4, **DOUBLE)
+    target[1, 0, 2], target[2, 3, 1] = -3.0, 4.0
+    for sign in (1.0, -1.0):
+        nn.init.zeros_(embedding.proj.weight)
+        with torch.no_grad():
+            embedding.proj.weight[:5] = sign * target.flatten()
+        assert_same(patch_filters(embedding, 1)[0], target / 5.0)
+
+
+# --- malformed calls ---------------------------------------------------------------
+
+
+capture: Any = capture_weights
+filters: Any = patch_filters
+
+
+def rollout(*shapes: tuple[int, ...]) -> Tensor:
+    return attention_rollout([torch.zeros(shape) for shape in shapes])
+
+
+def distance(n: int, grid: Any = (2, 3), **options: Any) -> Tensor:
+    return attention_distance(torch.zeros(n, n), grid, **options)
+
+
+@pytest.mark.unhooked
+@bad_calls(
+    ("text", lambda: capture("m").__enter__(), TypeError, "an nn.Module, got str"),
+    ("no layers", lambda: rollout(), ValueError, "for each layer, got none"),
+    ("one head", lambda: rollout((3, 5, 5)), ValueError, "(3, heads, 5, 5), got shape"),
+    ("oblong", lambda: rollout((2, 3, 5, 7)), ValueError, "got shape (2, 3, 5, 7)"),
+    ("class token", lambda: distance(6), ValueError, "(..., 7, 7), got shape (6, 6)"),
+    ("grid", lambda: distance(7, (2, 3, 1)), ValueError, "grid must be one integer or"),
+    ("no rows", lambda: distance(7, (0, 3)), ValueError, "grid height must be … got 0"),
+    ("patch", lambda: distance(7, patch_size=0), ValueError, "patch_size height must"),
+    ("linear", lambda: filters(nn.Linear(3, 4), 2), TypeError, "PatchEmbedding, got L"),
+    (
+        "nothing to record",
+        lambda: capture(nn.Linear(2, 2)).__enter__(),
+        ValueError,
+        "layer that can return its weights, got Linear without one",
+    ),
+    (
+        "layers of other sizes",
+        lambda: rollout((2, 3, 5, 5), (2, 3, 7, 7)),
+        ValueError,
+        "(2, heads, 5, 5), got shape (2, 3, 7, 7)",
+    ),
+    (
+        "integers",
+        lambda: attention_rollout([torch.zeros(2, 3, 5, 5).int()]),
+        TypeError,
+        "floating-point tensor, got torch.int32",
+    ),
+    (
+        "two calls",
+        lambda: attention_rollout({"0": [torch.zeros(1, 2, 3, 3)] * 2}),
+        ValueError,
+        "weights must hold one call of each layer, got 2 of 0",
+    ),
+    (
+        "more components than filters",
+        lambda: filters(PatchEmbedding(2, 3, 8), 8),
+        ValueError,
+        "8 filters of 12 numbers have 7 principal components, got a count of 8",
+    ),
+    (
+        "more components than pixels",
+        lambda: filters(PatchEmbedding(2, 1, 8), 5),
+        ValueError,
+        "8 filters of 4 numbers have 4 principal components, got a count of 5",
+    ),
+    (
+        "no components",
+        lambda: filters(PatchEmbedding(2, 3, 8), 0),
+        ValueError,
+        "count must be a positive integer, got 0",
+    ),
+)
+def test_malformed_calls_get_clear_errors(call, error, message):
+    assert_refused(call, error, message)

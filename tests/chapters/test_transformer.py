@@ -1,0 +1,930 @@
+"""Chapter 6 against nn.Transformer and its parts, formulas, and counting by hand."""
+
+import itertools
+import math
+import statistics
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from bad_calls import assert_refused, bad_calls
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from transformers_hw import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    FeedForward,
+    LayerNorm,
+    MultiHeadAttention,
+    Transformer,
+    capture_weights,
+    padding_mask,
+)
+from transformers_hw.attention_as_convolution import BertFFN
+from transformers_hw.pretrained import from_torch
+from transformers_hw.transformer import (
+    Bert,
+    DecoderCache,
+    gelu,
+    label_smoothing_loss,
+    layer_norm,
+    mean_pool,
+    transformer_learning_rate,
+)
+
+F64 = torch.float64
+B, T, S, D, H, HIDDEN = 2, 5, 7, 12, 3, 17
+SOURCE = torch.tensor([[3, 4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 0, 0, 0]])
+TARGET = torch.tensor([[1, 5, 4, 3, 10], [1, 7, 6, 0, 0]])
+SETTINGS = list(itertools.product(["pre", "post"], ["relu", "gelu"]))
+
+
+def drawn(theirs: nn.Module) -> nn.Module:
+    """Draw every weight of PyTorch's module anew, norms and biases included."""
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(std=0.3)
+    return theirs
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=F64, requires_grad=True)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
+    """Outputs and gradients agree to ten digits."""
+    assert ours.std() > 0
+    gradients = (torch.autograd.grad(y.sin().sum(), inputs) for y in (ours, theirs))
+    for a, b in ((ours, theirs), *zip(*gradients, strict=True)):
+        assert torch.allclose(a, b, rtol=0, atol=1e-10)
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def small_model(**options: Any) -> Transformer:
+    sizes = {"dim": D, "heads": H, "hidden_dim": HIDDEN, "depth": 2, "dtype": F64}
+    return Transformer(11, **(sizes | options))
+
+
+# --- normalization -----------------------------------------------------------------
+
+
+@pytest.mark.question("nyu-1.4e", "eth-2c")
+@pytest.mark.parametrize("bias", [False, True])
+def test_layer_norm_matches_pytorch(bias):
+    ours = LayerNorm(7, eps=1e-3, bias=bias, dtype=F64)
+    theirs = drawn(nn.LayerNorm(7, eps=1e-3, bias=bias, dtype=F64))
+    ours.load_state_dict(theirs.state_dict())
+    x = randn(2, 3, 7)
+    assert_same(ours(x), theirs(x), [x])
+    by_formula = layer_norm(x, ours.weight, ours.bias, eps=1e-3)
+    assert_same(by_formula, theirs(x), [x])
+    ours.reset_parameters()
+    assert torch.allclose(ours(x), layer_norm(x, eps=1e-3))
+
+
+@pytest.mark.question("nyu-1.4e")
+def test_a_token_is_normalized_alone_with_its_biased_variance():
+    x = torch.randn(5, 7, dtype=F64)
+    y = layer_norm(x, eps=0.0)
+    assert same(y.mean(-1), torch.zeros(5, dtype=F64))
+    assert same(y.var(-1, correction=0), torch.ones(5, dtype=F64))
+    changed = torch.cat([x[:1], x[1:] + 100.0])
+    assert torch.equal(layer_norm(changed, eps=0.0)[0], y[0])
+
+
+@pytest.mark.question("eth-2c")
+def test_layer_norm_of_three_numbers_by_hand():
+    # Mean 4, variance (9 + 1 + 16) / 3, each deviation over its root.
+    found = layer_norm(torch.tensor([1.0, 3.0, 8.0], dtype=F64), eps=0.0)
+    root = math.sqrt(26 / 3)
+    assert found.tolist() == pytest.approx([-3 / root, -1 / root, 4 / root])
+    constant = layer_norm(torch.full((D,), 7.0, dtype=F64))
+    assert torch.equal(constant, torch.zeros(D, dtype=F64))
+
+
+@pytest.mark.question("nyu-1.4e", "eth-2c")
+def test_the_gradient_of_layer_norm_by_hand():
+    x, gamma, g = randn(T, D), randn(D), torch.randn(T, D, dtype=F64)
+    eps = 0.1
+    y = F.layer_norm(x, (D,), gamma, eps=eps)
+    by_autograd = torch.autograd.grad(y, (x, gamma), g)
+    sigma = (x.var(-1, correction=0, keepdim=True) + eps).sqrt()
+    x_hat = (x - x.mean(-1, keepdim=True)) / sigma
+    g_hat = gamma * g
+    mean = g_hat.mean(-1, keepdim=True)
+    projection = (g_hat * x_hat).mean(-1, keepdim=True)
+    by_hand = (g_hat - mean - x_hat * projection) / sigma
+    assert same(by_autograd[0], by_hand)
+    assert same(by_autograd[1], (g * x_hat).sum(0))
+
+
+@pytest.mark.question("nyu-1.4e", "eth-2c")
+def test_scale_and_shift_of_a_token_are_forgotten_and_shrink_its_gradient():
+    x, g = randn(T, D), torch.randn(T, D, dtype=F64)
+    moved = (5.0 * x + 3.0).detach().requires_grad_()
+    y, y_moved = layer_norm(x, eps=0.0), layer_norm(moved, eps=0.0)
+    assert same(y, y_moved)
+    gradient = torch.autograd.grad(y, x, g)[0]
+    smaller = torch.autograd.grad(y_moved, moved, g)[0]
+    assert same(smaller, gradient / 5.0)
+    assert gradient.sum(-1).abs().max() < 1e-12
+    assert (gradient * y).sum(-1).abs().max() < 1e-12
+
+
+@pytest.mark.question("nyu-1.4e")
+def test_no_two_numbers_do_the_work_of_factors_and_shifts():
+    assert count(LayerNorm(512)) == count(nn.LayerNorm(512)) == 2 * 512
+    gamma, beta, x = (torch.randn(*s, dtype=F64) for s in ((D,), (D,), (50, D)))
+    wanted = F.layer_norm(x, (D,), gamma, beta).flatten()
+    plain = F.layer_norm(x, (D,)).flatten()
+    columns = torch.stack([plain, torch.ones_like(plain)], dim=1)
+    best = columns @ torch.linalg.lstsq(columns, wanted).solution
+    assert (wanted - best).std() > 0.5 * wanted.std()
+
+
+@pytest.mark.question("nyu-1.4e")
+def test_layer_norm_lets_a_feature_drift_over_the_tokens():
+    x = torch.randn(100, D, dtype=F64)
+    drifted = x.clone()
+    drifted[:, 0] += 10.0  # as a change of an earlier layer's bias would do
+    batch_norm = nn.BatchNorm1d(D, affine=False, dtype=F64)
+    assert same(batch_norm(drifted), batch_norm(x))
+    before, after = layer_norm(x).mean(dim=0), layer_norm(drifted).mean(dim=0)
+    assert after[0] - before[0] > 2.0
+    assert (after[1:] < before[1:]).all()
+
+
+# --- the feed-forward network ------------------------------------------------------
+
+
+@pytest.mark.question("eth-2b")
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_matches_pytorch(approximate):
+    x = torch.linspace(-9, 9, 1801, dtype=F64, requires_grad=True)
+    ours, theirs = (f(x, approximate=approximate) for f in (gelu, F.gelu))
+    assert_same(ours, theirs, [x])
+
+
+@pytest.mark.question("eth-2b")
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_mirroring_a_gelu_takes_x_off_so_that_errors_are_even(approximate):
+    x = torch.linspace(-6, 6, 1201, dtype=F64)
+    difference = gelu(x, approximate=approximate) - gelu(-x, approximate=approximate)
+    assert torch.allclose(difference, x, rtol=0, atol=1e-14)
+
+
+@pytest.mark.question("eth-2b")
+def test_the_tanh_errs_on_both_sides_and_much_less_than_the_sigmoid():
+    x = torch.linspace(0, 6, 60_001, dtype=F64)
+    exact = x * torch.special.ndtr(x)
+    assert torch.allclose(gelu(x), exact, rtol=0, atol=1e-14)
+    by_tanh = gelu(x, approximate="tanh") - exact
+    assert by_tanh.max().item() == pytest.approx(4.732e-4, abs=1e-7)
+    assert by_tanh.min().item() == pytest.approx(-2.337e-4, abs=1e-7)
+    assert x[by_tanh.argmin()].item() == pytest.approx(1.364, abs=1e-3)
+    by_sigmoid = (x * torch.sigmoid(1.702 * x) - exact).abs()
+    assert by_sigmoid.max().item() == pytest.approx(2.033e-2, abs=1e-5)
+    assert x[by_sigmoid.argmax()].item() == pytest.approx(2.270, abs=1e-3)
+    far = torch.tensor(-5.0, dtype=F64)  # small errors may be large ratios
+    assert gelu(far) / gelu(far, approximate="tanh") > 6
+
+
+@pytest.mark.question("eth-2b")
+def test_gelu_dips_below_zero_and_is_steepest_at_the_root_of_two():
+    x = torch.linspace(-4, 4, 80_001, dtype=F64, requires_grad=True)
+    y = gelu(x)
+    slope = torch.autograd.grad(y.sum(), x)[0]
+    density = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
+    by_hand = torch.special.ndtr(x) + x * density
+    assert same(slope, by_hand)
+    assert y.min().item() == pytest.approx(-0.16997, abs=1e-5)
+    assert x[y.argmin()].item() == pytest.approx(-0.7518, abs=1e-4)
+    assert slope.max().item() == pytest.approx(1.1289, abs=1e-4)
+    assert x[slope.argmax()].item() == pytest.approx(math.sqrt(2), abs=1e-4)
+
+
+@pytest.mark.question("eth-2b")
+def test_the_coefficient_of_the_cube_fits_the_normal_distribution_best():
+    x = torch.linspace(0, 6, 6001, dtype=F64)
+
+    def worst(coefficient: float) -> float:
+        inner = math.sqrt(2 / math.pi) * (x + coefficient * x**3)
+        error = 0.5 * (1 + torch.tanh(inner)) - torch.special.ndtr(x)
+        return error.abs().max().item()
+
+    candidates = [0.0440 + 1e-6 * i for i in range(2_000)]
+    assert min(candidates, key=worst) == pytest.approx(0.044715, abs=2e-6)
+    taylor = 2 / (3 * math.pi) - 1 / 6  # the same cube at zero
+    assert taylor == pytest.approx(0.04554, abs=1e-6)
+    assert worst(0.044715) < 1.8e-4 < worst(taylor)
+
+
+@pytest.mark.question("nyu-1.4d")
+def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one():
+    network = FeedForward(D, HIDDEN, dtype=F64)
+    x = randn(B, T, D)
+    first, second = network.hidden_proj, network.output_proj
+    hidden = F.conv1d(x.mT, first.weight[..., None], first.bias).relu()
+    expected = F.conv1d(hidden, second.weight[..., None], second.bias).mT
+    assert_same(network(x), expected, [x])
+
+
+@pytest.mark.question("nyu-1.4d")
+def test_the_feed_forward_network_is_shared_by_positions_and_mixes_none():
+    network = FeedForward(D, HIDDEN, dtype=F64)
+    x, shuffle = torch.randn(T, D, dtype=F64), torch.randperm(T)
+    assert same(network(x[shuffle]), network(x)[shuffle])
+    assert same(network(x[:1])[0], network(x)[0])
+    assert count(FeedForward(512, 2048, device="meta")) == 2_099_712
+
+
+@pytest.mark.question("nyu-1.4d")
+def test_no_token_of_the_feed_forward_network_depends_on_another():
+    network = FeedForward(D, HIDDEN, dtype=F64)
+    x = torch.randn(T, D, dtype=F64)
+    jacobian = torch.autograd.functional.jacobian(network, x)
+    assert isinstance(jacobian, Tensor)
+    influence = jacobian.square().sum(dim=(1, 3))  # of each token on each
+    assert (influence.diagonal() > 0).all()
+    assert torch.equal(influence, influence.diagonal().diag())
+
+
+@pytest.mark.question("nyu-1.4d")
+def test_copies_that_begin_alike_part_where_one_network_cannot():
+    shared, *copies = (FeedForward(D, HIDDEN, dtype=F64) for _ in range(1 + T))
+    for copy in copies:
+        copy.load_state_dict(shared.state_dict())
+    optimizer = torch.optim.SGD(nn.ModuleList([shared, *copies]).parameters(), lr=0.1)
+    x, wanted = torch.randn(T, D, dtype=F64), torch.randn(T, D, dtype=F64)
+    by_copies = torch.stack([copy(row) for copy, row in zip(copies, x, strict=True)])
+    assert same(by_copies, shared(x))
+    (F.mse_loss(shared(x), wanted) + F.mse_loss(by_copies, wanted)).backward()
+    optimizer.step()
+    outputs = torch.stack([copy(x[0]) for copy in copies])
+    assert outputs.std(dim=0).min() > 1e-6
+    assert same(shared(x[0].expand(T, D)), shared(x[0]).expand(T, D))
+
+
+@pytest.mark.question("eth-2d")
+def test_bert_ffn_is_the_second_half_of_a_post_norm_layer():
+    theirs = nn.TransformerEncoderLayer(
+        D, H, HIDDEN, 0.0, activation="gelu", layer_norm_eps=1e-12, dtype=F64
+    )
+    half = BertFFN(D, HIDDEN, dtype=F64)
+    half.network.hidden_proj.load_state_dict(theirs.linear1.state_dict())
+    half.network.output_proj.load_state_dict(theirs.linear2.state_dict())
+    x = torch.randn(B, T, D, dtype=F64)
+    expected = theirs.norm2(x + theirs.linear2(F.gelu(theirs.linear1(x))))
+    assert same(half(x), expected)
+    assert count(half) == 2 * D * HIDDEN + HIDDEN + D + 2 * D
+
+
+# --- self-attention and its heads --------------------------------------------------
+
+
+@pytest.mark.question("nyu-1.4b")
+def test_the_sum_of_self_attention_includes_the_token_itself():
+    layer = MultiHeadAttention(D, H, dtype=F64)
+    x = torch.randn(B, T, D, dtype=F64)
+    output, weights = layer(x, return_weights=True)
+    assert (weights.diagonal(dim1=-2, dim2=-1) > 0).all()
+    others_only = layer(x, mask=~torch.eye(T, dtype=torch.bool))
+    assert not torch.allclose(output, others_only, atol=1e-2)
+    theirs = nn.MultiheadAttention(D, H, bias=False, batch_first=True, dtype=F64)
+    its_weights = theirs(x, x, x, average_attn_weights=False)[1]
+    assert (its_weights.diagonal(dim1=-2, dim2=-1) > 0).all()
+
+
+@pytest.mark.question("nyu-1.4b")
+def test_values_may_have_any_width_but_queries_and_keys_share_theirs():
+    x = torch.randn(T, D, dtype=F64)
+    W_q, W_k, W_v = (torch.randn(D, width, dtype=F64) for width in (3, 3, 11))
+    weights = torch.softmax((x @ W_q) @ (x @ W_k).T / math.sqrt(3), dim=-1)
+    widths = {"head_dim": 3, "value_head_dim": 11}
+    layer = MultiHeadAttention(D, 1, **widths, bias=False, dtype=F64)
+    W_o = layer.output_proj.weight.detach()
+    matrices = {"query": W_q.T, "key": W_k.T, "value": W_v.T, "output": W_o}
+    layer.load_state_dict({f"{k}_proj.weight": W for k, W in matrices.items()})
+    assert same(layer(x[None])[0], weights @ (x @ W_v) @ W_o.T)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        torch.matmul(x @ W_q, (x @ torch.randn(D, 4, dtype=F64)).T)
+
+
+@pytest.mark.question("nyu-1.4b")
+def test_the_output_of_a_token_depends_on_its_context():
+    layer, x = MultiHeadAttention(D, H, dtype=F64), torch.randn(1, T, D, dtype=F64)
+    elsewhere = torch.cat([x[:, :1], torch.randn(1, T - 1, D, dtype=F64)], dim=1)
+    assert not torch.allclose(layer(x)[:, 0], layer(elsewhere)[:, 0], atol=1e-2)
+
+
+@pytest.mark.question("nyu-1.4c")
+def test_concatenated_heads_are_not_yet_the_output():
+    theirs = nn.MultiheadAttention(D, H, bias=False, batch_first=True, dtype=F64)
+    x = torch.randn(1, T, D, dtype=F64)
+    projected = [(x[0] @ w.T).chunk(H, -1) for w in theirs.in_proj_weight.chunk(3)]
+    heads = [
+        torch.softmax(q @ k.T / math.sqrt(D / H), dim=-1) @ v
+        for q, k, v in zip(*projected, strict=True)
+    ]
+    concatenated = torch.cat(heads, dim=-1)
+    output = theirs(x, x, x)[0][0]
+    assert same(output, concatenated @ theirs.out_proj.weight.T)
+    assert not torch.allclose(output, concatenated, atol=1e-2)
+
+
+@pytest.mark.question("nyu-1.4c")
+def test_without_the_output_projection_no_channel_hears_two_heads():
+    layer = MultiHeadAttention(D, H, bias=False, dtype=F64)
+    x = torch.randn(1, T, D, dtype=F64)
+
+    def heads_heard() -> int:
+        """Count the heads that reach the first channel of the output."""
+        y = layer(x)[..., 0].square().sum()
+        gradient = torch.autograd.grad(y, layer.value_proj.weight)[0]
+        return sum(bool((rows != 0).any()) for rows in gradient.chunk(H))
+
+    assert heads_heard() == H
+    layer.output_proj = nn.Identity()  # type: ignore[assignment]
+    assert heads_heard() == 1
+
+
+@pytest.mark.question("nyu-1.4a")
+@pytest.mark.parametrize("n", [7, 50, 100])
+def test_a_layer_costs_4nd2_and_2n2d_where_a_recurrent_one_costs_2nd2(n: int):
+    d = 32
+    costs = []
+    for layer in (MultiHeadAttention(d, 4), nn.RNN(d, d, batch_first=True)):
+        # PyTorch 2.10 does not count what its fused attention does on a CPU.
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            layer(torch.randn(1, n, d))
+        costs.append(counter.get_total_flops() // 2)
+    mixing = 2 * n**2 * d
+    assert costs == [4 * n * d**2 + mixing, 2 * n * d**2]
+    # Table 1 of the paper compares the mixing alone.
+    assert (mixing < costs[1]) == (n < d)
+    # An LSTM uses each of its weights once a token.
+    lstm = nn.LSTM(d, d)
+    weights = lstm.weight_ih_l0.numel() + lstm.weight_hh_l0.numel()
+    assert weights == 8 * d**2
+    assert (costs[0] < n * weights) == (n < 2 * d)
+
+
+@pytest.mark.question("nyu-1.4a")
+def test_a_path_is_1_layer_long_by_attention_log_n_or_n_by_convolution():
+    n, k = 27, 3
+
+    def reaches(layer: nn.Module | None, dilations: list[int]) -> bool:
+        """Say whether the last output depends on the first input."""
+        x = torch.ones(1, 1, n, dtype=F64, requires_grad=True)
+        y = x if layer is None else layer(x.mT, causal=True).mT
+        for step in dilations:
+            before = F.pad(y, ((k - 1) * step, 0))
+            y = F.conv1d(before, torch.ones(1, 1, k, dtype=F64), dilation=step)
+        return bool(torch.autograd.grad(y[0, 0, -1], x)[0][0, 0, 0] != 0)
+
+    assert reaches(MultiHeadAttention(1, 1, dtype=F64), [])
+    assert [reaches(None, [1] * depth) for depth in (12, 13)] == [False, True]
+    assert [reaches(None, [1, 3, 9][:depth]) for depth in (2, 3)] == [False, True]
+    assert ((n - 1) / (k - 1), round(math.log(n, k))) == (13, 3)
+
+
+@pytest.mark.question("nyu-1.4b", "nyu-1.4a")
+def test_one_layer_joins_the_first_token_with_the_last_and_without_order():
+    layer = EncoderLayer(D, H, HIDDEN, dtype=F64)
+    x = randn(1, 50, D)
+    reach = torch.autograd.grad(layer(x)[0, -1].sum(), x)[0][0].norm(dim=-1)
+    assert (reach > 0).all()
+    shuffle = torch.randperm(50)
+    assert torch.allclose(layer(x[:, shuffle]), layer(x)[:, shuffle], atol=1e-12)
+
+
+@pytest.mark.question("nyu-1.4a")
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_between_distant_tokens_a_recurrent_network_passes_every_step(cut):
+    cell, x = nn.RNNCell(D, D, dtype=F64), randn(7, D).requires_grad_()
+
+    def reach(stop: int | None) -> Tensor:
+        state = torch.zeros(D, dtype=F64)
+        for t, token in enumerate(x):
+            state = cell(token, state.detach() if t == stop else state)
+        return torch.autograd.grad(state.sum(), x)[0].norm(dim=-1)
+
+    assert (reach(None) > 0).all()
+    # Without one step in between, the last state knows nothing of earlier tokens.
+    assert torch.equal(reach(cut) > 0, torch.arange(7) >= cut)
+
+
+# --- layers and stacks -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("norm", "activation"), SETTINGS)
+@pytest.mark.parametrize("masked", ["no", "causal", "padding", "mask", "bias"])
+def test_encoder_layer_matches_pytorch(norm, activation, masked):
+    options = {"activation": activation, "norm_first": norm == "pre", "dtype": F64}
+    theirs = nn.TransformerEncoderLayer(
+        D, H, HIDDEN, 0.0, layer_norm_eps=1e-4, batch_first=True, **options
+    )
+    ours = from_torch(drawn(theirs))
+    expected = EncoderLayer(D, H, HIDDEN, norm=norm, activation=activation, eps=1e-4)
+    assert ours.config == expected.config
+    x, real = randn(B, T, D), padding_mask(torch.tensor([T, 3]))
+    future = torch.ones(T, T).triu(1).bool()
+    seen, bias = torch.rand(T, T) > 0.3, torch.randn(T, T, dtype=F64)
+    seen[:, 0] = True
+    our_masks, their_masks = {
+        "no": ({}, {}),
+        "causal": ({"causal": True}, {"src_mask": future}),
+        "padding": ({"padding_mask": real}, {"src_key_padding_mask": ~real}),
+        "mask": ({"mask": seen}, {"src_mask": ~seen}),
+        "bias": ({"bias": bias}, {"src_mask": bias}),
+    }[masked]
+    assert_same(ours(x, **our_masks), theirs(x, **their_masks), [x])
+
+
+@pytest.mark.parametrize(("norm", "activation"), SETTINGS)
+def test_decoder_layer_matches_pytorch(norm, activation):
+    options = {"activation": activation, "norm_first": norm == "pre", "dtype": F64}
+    theirs = nn.TransformerDecoderLayer(D, H, HIDDEN, 0.0, batch_first=True, **options)
+    ours = from_torch(drawn(theirs))
+    expected = DecoderLayer(D, H, HIDDEN, norm=norm, activation=activation)
+    assert ours.config == expected.config
+    x, memory = randn(B, T, D), randn(B, S, D)
+    real, memory_real = (padding_mask(torch.tensor([n, 3])) for n in (T, S))
+    seen = torch.rand(T, S) > 0.3
+    seen[:, 0] = True
+    our_masks = {"padding_mask": real, "memory_padding_mask": memory_real}
+    their_masks = {
+        "tgt_mask": torch.ones(T, T).triu(1).bool(),
+        "tgt_key_padding_mask": ~real,
+        "memory_key_padding_mask": ~memory_real,
+    }
+    found = ours(x, memory, memory_mask=seen, **our_masks)
+    wanted = theirs(x, memory, memory_mask=~seen, **their_masks)
+    assert_same(found, wanted, [x, memory])
+
+
+@pytest.mark.question("quiz-2.1")
+def test_a_decoder_layer_is_an_encoder_layer_a_cross_attention_and_a_norm():
+    encoder, decoder = (
+        layer(512, 8, 2048, device="meta") for layer in (EncoderLayer, DecoderLayer)
+    )
+    attention, norm = MultiHeadAttention(512, 8, device="meta"), LayerNorm(512)
+    assert count(encoder) == 3_152_384
+    assert count(decoder) == count(encoder) + count(attention) + count(norm)
+    with torch.device("meta"):
+        theirs = nn.TransformerEncoderLayer(512, 8), nn.TransformerDecoderLayer(512, 8)
+    assert [count(layer) for layer in theirs] == [count(encoder), count(decoder)]
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.question("nyu-1.4e", "quiz-2.1")
+def test_the_base_model_has_thirty_layer_norms_where_nn_transformer_has_thirty_two():
+    paper = Transformer(37_000, norm="post", device="meta")
+    theirs = nn.Transformer(device="meta")
+    assert sum(isinstance(part, LayerNorm) for part in paper.modules()) == 30
+    assert sum(isinstance(part, nn.LayerNorm) for part in theirs.modules()) == 32
+
+
+@pytest.mark.question("nyu-1.4e")
+def test_post_norm_normalizes_the_sum_and_pre_norm_the_input_of_a_sublayer():
+    x = torch.randn(B, T, D, dtype=F64)
+    for norm in ("pre", "post"):
+        layer = EncoderLayer(D, H, HIDDEN, norm=norm, dtype=F64)
+        n1, n2 = layer.attention_norm, layer.feed_forward_norm
+        if norm == "post":
+            y = n1(x + layer.attention(x))
+            expected = n2(y + layer.feed_forward(y))
+        else:
+            y = x + layer.attention(n1(x))
+            expected = y + layer.feed_forward(n2(y))
+        assert same(layer(x), expected)
+
+
+@pytest.mark.question("nyu-1.4e")
+def test_the_paper_normalizes_the_sum_not_what_the_sublayer_says():
+    theirs = nn.TransformerEncoderLayer(
+        D, H, HIDDEN, dropout=0.0, batch_first=True, dtype=F64
+    )
+    x = 3.0 * torch.randn(B, T, D, dtype=F64) + 1.0
+    said = theirs.self_attn(x, x, x)[0]
+    inside = theirs.norm1(x + said)
+    outside = x + theirs.norm1(said)
+    found = theirs.norm2(inside + theirs.linear2(theirs.linear1(inside).relu()))
+    assert same(theirs(x), found)
+    assert torch.allclose(inside.mean(-1), torch.zeros(B, T, dtype=F64), atol=1e-12)
+    assert outside.mean(-1).abs().max() > 0.5
+
+
+@pytest.mark.question("nyu-1.4e")
+def test_a_pre_norm_stack_of_zero_sublayers_is_the_identity():
+    x = 3.0 * torch.randn(B, T, D, dtype=F64) + 1.0
+    outputs = []
+    for norm in ("pre", "post"):
+        stack = Encoder(D, H, HIDDEN, 5, norm=norm, final_norm=False, dtype=F64)
+        for name, parameter in stack.named_parameters():
+            if "output_proj" in name:
+                nn.init.zeros_(parameter)
+        outputs.append(stack(x))
+    assert torch.equal(outputs[0], x)
+    assert torch.allclose(outputs[1], F.layer_norm(x, (D,)), atol=1e-3)
+
+
+@pytest.mark.unhooked
+@pytest.mark.question("nyu-1.4e")
+def test_depth_shrinks_the_last_layer_s_gradient_for_pre_norm_alone():
+    def gradient(norm: Any, depth: int, seed: int) -> float:
+        torch.manual_seed(seed)
+        stack = Encoder(32, 4, 64, depth, norm=norm)
+        for name, parameter in stack.named_parameters():
+            if "feed_forward." in name and name.endswith("weight"):
+                nn.init.xavier_uniform_(parameter)
+            elif "feed_forward." in name:
+                nn.init.zeros_(parameter)
+        logits = stack(torch.randn(4, 16, 32)) @ torch.randn(32, 11) / math.sqrt(32)
+        F.cross_entropy(logits.flatten(0, 1), torch.arange(64) % 11).backward()
+        return stack.layers[-1].feed_forward.output_proj.weight.grad.norm().item()
+
+    def ratio(norm: str) -> float:
+        ratios = [gradient(norm, 32, i) / gradient(norm, 2, i) for i in range(8)]
+        return statistics.median(ratios)
+
+    assert ratio("pre") < 0.5  # the theory says 1/4, up to factors of order one
+    assert ratio("post") > 0.9
+
+
+def test_a_pre_norm_stack_ends_with_a_norm_by_default():
+    assert isinstance(Encoder(D, H, HIDDEN, 1).final_norm, LayerNorm)
+    assert isinstance(Decoder(D, H, HIDDEN, 1, norm="post").final_norm, nn.Identity)
+    forced = Encoder(D, H, HIDDEN, 1, norm="post", final_norm=True, eps=0.5)
+    assert repr(forced.final_norm) == "LayerNorm(12, eps=0.5, bias=True)"
+
+
+def test_biases_can_be_named():
+    layer = EncoderLayer(D, H, HIDDEN, bias=("output", "feed_forward"))
+    biases = {name for name in layer.state_dict() if name.endswith(".bias")}
+    network = {f"feed_forward.{part}_proj.bias" for part in ("hidden", "output")}
+    assert biases == {"attention.output_proj.bias", *network}
+
+
+# --- the model ---------------------------------------------------------------------
+
+
+@pytest.mark.question("quiz-2.1", "quiz-2.9")
+def test_the_decoder_is_autoregressive_and_the_encoder_is_not():
+    model = small_model()
+    logits = model(SOURCE, TARGET)
+    changed = TARGET.clone()
+    changed[0, 3:] = 8
+    assert torch.equal(model(SOURCE, changed)[0, :3], logits[0, :3])
+    assert not torch.allclose(model(SOURCE, changed)[0, 3:], logits[0, 3:])
+    changed = SOURCE.clone()
+    changed[0, -1] = 3
+    memory = model.encode(SOURCE)
+    assert not torch.allclose(model.encode(changed)[0, 0], memory[0, 0])
+
+
+@pytest.mark.question("quiz-2.4", "quiz-2.1")
+def test_the_three_uses_of_attention_differ_in_queries_and_keys():
+    model, expected = small_model(), {}
+    with capture_weights(model) as weights:
+        model(SOURCE, TARGET)
+    for i in range(2):
+        expected[f"encoder.layers.{i}.attention"] = (B, H, 7, 7)
+        expected[f"decoder.layers.{i}.self_attention"] = (B, H, 5, 5)
+        expected[f"decoder.layers.{i}.cross_attention"] = (B, H, 5, 7)
+    assert {name: calls[0].shape for name, calls in weights.items()} == expected
+
+
+@pytest.mark.question("quiz-2.4")
+def test_cross_attention_weighs_input_positions_not_decoder_states():
+    layer = DecoderLayer(D, H, HIDDEN, dtype=F64).cross_attention
+    states, memory = torch.randn(B, T, D, dtype=F64), torch.randn(B, S, D, dtype=F64)
+    output, weights = layer(states, memory, return_weights=True)
+    assert weights.shape == (B, H, T, S)
+    assert same(weights.sum(-1), torch.ones(B, H, T, dtype=F64))
+    # Earlier states do not matter to the last; a position of the input does.
+    assert same(layer(states[:, -1:], memory)[:, 0], output[:, -1])
+    changed = memory.clone()
+    changed[:, 3] = 0.0
+    assert not torch.allclose(layer(states, changed)[:, -1], output[:, -1])
+
+
+@pytest.mark.question("nyu-1.4a", "quiz-2.1")
+def test_one_pass_in_training_predicts_what_every_prefix_alone_would():
+    model, source, target = small_model(), SOURCE[:1], TARGET[:1]
+    at_once = model(source, target)[0]
+    alone = [model(source, target[:, :t])[0, -1] for t in range(1, T + 1)]
+    assert same(at_once, torch.stack(alone))
+
+
+@pytest.mark.question("quiz-2.1")
+def test_unless_shifted_the_answer_would_be_among_the_inputs():
+    model = small_model()
+    # The two differ in the fourth answer, whose logits we compare.
+    answers = torch.tensor([[5, 4, 3, 10, 2], [5, 4, 3, 6, 2]])
+    shifted = F.pad(answers[:, :-1], (1, 0), value=1)
+    first, second = model(SOURCE[:1].expand(2, 7), shifted)[:, 3]
+    assert same(first, second)
+    first, second = model(SOURCE[:1].expand(2, 7), answers)[:, 3]
+    assert not torch.allclose(first, second, atol=1e-2)
+
+
+def test_padding_changes_nothing():
+    model = small_model()
+    logits = model(SOURCE, TARGET)
+    alone = model(SOURCE[1:, :4], TARGET[1:, :3])
+    assert same(logits[1:, :3], alone)
+
+
+@pytest.mark.parametrize(
+    ("tied", "source_vocab_size", "tables"),
+    [
+        (True, None, [11]),
+        (True, 13, [11, 13]),
+        (False, None, [11, 11, 11]),
+        (False, 13, [11, 11, 13]),
+    ],
+)
+def test_tied_embeddings_are_one_tensor(tied, source_vocab_size, tables):
+    model = small_model(tied=tied, source_vocab_size=source_vocab_size)
+    found = [x for name, x in model.state_dict().items() if "layers" not in name]
+    assert sorted(len(x) for x in found if x.dim() == 2) == tables
+    assert len({x.data_ptr() for x in found}) == len(found)
+    weight = model.embedding.weight if tied else model.output_proj.weight
+    embedded = model.positions(model.embedding(TARGET) * math.sqrt(D))
+    masks = {"padding_mask": TARGET != 0, "memory_padding_mask": SOURCE != 0}
+    by_hand = model.decoder(embedded, model.encode(SOURCE), **masks)
+    assert same(model(SOURCE, TARGET), by_hand @ weight.T)
+
+
+def test_embedded_tokens_begin_with_variance_one():
+    model = Transformer(500, dim=256, heads=4, hidden_dim=32, depth=1)
+    embedded = model.embedding.weight * math.sqrt(256)
+    assert embedded.var().item() == pytest.approx(1.0, rel=0.02)
+
+
+def test_positions_can_be_learned_or_left_out():
+    shuffle = torch.tensor([2, 0, 1, 3, 6, 5, 4])
+    for positions in (None, "learned"):
+        model = small_model(positions=positions, max_length=7)
+        shuffled = model.encode(SOURCE[:1, shuffle])
+        memory = model.encode(SOURCE[:1])
+        assert same(shuffled, memory[:, shuffle]) == (positions is None)
+
+
+def test_mean_pooling_leaves_padding_out():
+    hidden = torch.tensor([[[3.0, 0.0], [3.0, 8.0], [torch.nan, 1.0]]])
+    real = torch.tensor([[True, True, False]])
+    assert mean_pool(hidden, real).tolist() == [[3.0, 4.0]]
+    nothing = mean_pool(hidden.half(), torch.zeros(1, 3, dtype=torch.bool))
+    assert torch.equal(nothing, torch.zeros(1, 2, dtype=torch.float16))
+
+
+# --- decoding ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_decoding_step_by_step_equals_the_whole(norm):
+    model = small_model(norm=norm).eval()
+    memory = model.encode(SOURCE)
+    target = torch.randint(1, 11, (B, 6))
+    whole = model.decode(target, memory, SOURCE)
+    for steps in ([1] * 6, [2, 3, 1]):
+        cache = DecoderCache(2)
+        with torch.no_grad():
+            pieces = [
+                model.decode(piece, memory, SOURCE, cache=cache)
+                for piece in target.split(steps, dim=1)
+            ]
+        assert cache.length == 6
+        assert same(torch.cat(pieces, dim=1), whole)
+
+
+@pytest.mark.question("quiz-2.9")
+def test_greedy_decoding_takes_the_likeliest_token_each_time():
+    model = small_model().eval()
+    found = model.generate(SOURCE, begin=1, end=2, max_length=9)
+    for row in range(B):
+        tokens = [1]
+        while len(tokens) < 10 and tokens[-1] != 2:
+            logits = model(SOURCE[row : row + 1], torch.tensor([tokens]))[0, -1]
+            logits[0] = -math.inf  # padding is never written
+            tokens.append(int(logits.argmax()))
+        expected = tokens[1:] + [0] * (found.shape[1] - len(tokens) + 1)
+        assert found[row].tolist() == expected
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0])
+def test_a_beam_wide_enough_finds_the_best_of_all_sequences(length_penalty):
+    torch.manual_seed(5)
+    sizes = {"dim": 8, "heads": 2, "hidden_dim": 16, "depth": 1}
+    model = Transformer(4, **sizes, dtype=F64, norm="post").eval()
+    begin, end, longest = 1, 2, 3
+    source = torch.tensor([[3, 1, 3]])
+
+    def score(sequence: tuple[int, ...]) -> float:
+        target = torch.tensor([[begin, *sequence[:-1]]])
+        gains = model(source, target).log_softmax(-1)[0]
+        total = sum(gains[i, token].item() for i, token in enumerate(sequence))
+        return total / ((5 + len(sequence)) / 6) ** length_penalty
+
+    # Token 0 is padding, which is never written.
+    ended = [
+        s
+        for n in range(1, longest + 1)
+        for s in itertools.product((1, 2, 3), repeat=n)
+        if end not in s[:-1] and (s[-1] == end or n == longest)
+    ]
+    limits = {"max_length": longest, "beams": 64, "length_penalty": length_penalty}
+    found = model.generate(source, begin=begin, end=end, **limits)
+    assert tuple(t for t in found[0].tolist() if t) == max(ended, key=score)
+
+
+def test_beams_of_a_batch_do_not_mix():
+    model, options = small_model().eval(), {"begin": 1, "end": 2, "max_length": 6}
+    together = model.generate(SOURCE, beams=3, **options)
+    for row, source in zip(together, (SOURCE[:1], SOURCE[1:, :4]), strict=True):
+        (alone,) = model.generate(source, beams=3, **options)
+        assert torch.equal(row[: len(alone)], alone)
+        assert not row[len(alone) :].any()
+
+
+def test_generation_stops_when_all_have_ended():
+    model = small_model().eval()
+    with torch.no_grad():
+        model.embedding.weight[:] = 0.0
+        model.embedding.weight[2] = 1.0
+        model.decoder.final_norm.bias.fill_(1.0)  # the end token always wins
+    found = model.generate(SOURCE, begin=1, end=2, max_length=9)
+    assert found.tolist() == [[2], [2]]
+
+
+# --- training ----------------------------------------------------------------------
+
+
+def test_label_smoothing_leaves_padding_out_of_everything():
+    logits, targets = randn(2, 5, 7), torch.randint(1, 7, (2, 5))
+    targets[1, 3:] = 0
+    loss = label_smoothing_loss(logits, targets, smoothing=0.2)
+    # On the right class 0.8 + 0.2/6, on padding nothing, on five others 0.2/6.
+    wanted = 0.8 * F.one_hot(targets, 7).double()
+    wanted[..., 1:] += 0.2 / 6
+    each = -(wanted * logits.log_softmax(-1)).sum(-1)
+    assert same(loss, each[targets != 0].mean())
+    gradient = torch.autograd.grad(loss, logits)[0]
+    assert (gradient[1, 3:] == 0).all()
+
+
+def test_the_loss_of_nothing_but_padding_is_zero():
+    logits = randn(2, 3, 7)
+    loss = label_smoothing_loss(logits, torch.zeros(2, 3, dtype=torch.int64))
+    assert loss.item() == 0.0
+    assert (torch.autograd.grad(loss, logits)[0] == 0).all()
+
+
+def test_the_learning_rate_rises_to_the_warm_up_and_falls_as_the_papers():
+    rates = [transformer_learning_rate(t, dim=512, warmup=40) for t in range(1, 200)]
+    assert max(rates) == rates[39] == pytest.approx((512 * 40) ** -0.5)
+    for t, rate in enumerate(rates, start=1):
+        assert rate == pytest.approx(512**-0.5 * min(t**-0.5, t * 40**-1.5))
+
+
+@pytest.mark.unhooked
+@pytest.mark.question("nyu-1.4a", "nyu-1.4b")
+def test_a_small_transformer_learns_to_reverse():
+    model = Transformer(8, dim=32, heads=4, hidden_dim=64, depth=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(150):
+        answer = torch.randint(3, 8, (64, 4))
+        logits = model(answer.flip(1), F.pad(answer[:, :-1], (1, 0), value=1))
+        loss = label_smoothing_loss(logits, answer, smoothing=0.0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    source = torch.randint(3, 8, (100, 4))
+    found = model.eval().generate(source, begin=1, end=2, max_length=4)
+    assert (found == source.flip(1)).float().mean() > 0.95
+
+
+# --- malformed calls ---------------------------------------------------------------
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape)
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.int64)
+
+
+def model(**options: Any) -> Any:
+    sizes = {"dim": 12, "heads": 3, "hidden_dim": 7, "depth": 1}
+    return Transformer(17, **{**sizes, **options})
+
+
+def generate(**options: Any) -> Any:
+    settings = {"begin": 1, "end": 2, "max_length": 3}
+    return model().generate(ids(2, 5), **{**settings, **options})
+
+
+def bert(**options: Any) -> Any:
+    return Bert(17, **{"dim": 12, "depth": 1, "heads": 3, "max_length": 5, **options})
+
+
+def layer(dim: int = 12, **options: Any) -> Any:
+    return EncoderLayer(dim, 3, 7, **options)
+
+
+def decode_with_a_cache_of_three() -> Tensor:
+    cache = DecoderCache(3)
+    return Decoder(12, 3, 7, 2)(zeros(2, 5, 12), zeros(2, 7, 12), cache=cache)
+
+
+norm: Any = layer_norm
+loss: Any = label_smoothing_loss
+rate: Any = transformer_learning_rate
+
+
+@pytest.mark.unhooked
+@bad_calls(
+    ("no features", lambda: LayerNorm(0), ValueError, "dim must be a positive … 0"),
+    ("NaN", lambda: LayerNorm(5, eps=math.nan), ValueError, "zero or greater, got nan"),
+    ("eps", lambda: norm(zeros(5), eps=-0.5), ValueError, "eps must be … got -0.5"),
+    ("factors", lambda: norm(zeros(5), zeros(7)), ValueError, "weight must be (5,)"),
+    ("kind", lambda: gelu(zeros(5), approximate="erf"), ValueError, "('none', 'tanh')"),
+    ("no units", lambda: FeedForward(5, 0), ValueError, "hidden_dim must … got 0"),
+    ("norm", lambda: layer(norm="both"), ValueError, "norm must be one of … 'both'"),
+    ("sine", lambda: layer(activation="sin"), ValueError, "activation must be … 'sin'"),
+    ("dropout", lambda: layer(dropout=2.0), ValueError, "must be in [0, 1), got 2.0"),
+    ("bias", lambda: layer(bias=("values",)), ValueError, "names among ('query', …"),
+    ("heads", lambda: layer(13), ValueError, "divisible by heads, got dim 13 and 3"),
+    ("4-D", lambda: layer()(zeros(2, 3, 5, 12)), ValueError, "x must be (b, n, 12)"),
+    ("no layers", lambda: Encoder(12, 3, 7, 0), ValueError, "depth must be … got 0"),
+    ("cache", decode_with_a_cache_of_three, ValueError, "for 2 layers, got 3"),
+    ("no tokens", lambda: Transformer(0), ValueError, "vocab_size must be … got 0"),
+    ("source", lambda: model(source_vocab_size=0), ValueError, "source_vocab_size"),
+    ("padding", lambda: model(padding_token=17), ValueError, "from 0 to 16, got 17"),
+    ("rotary", lambda: model(positions="rotary"), ValueError, "('sinusoidal', … None)"),
+    ("odd dim", lambda: model(dim=11, heads=1), ValueError, "dim must be even … 11"),
+    ("token", lambda: model()(17 * ids(2, 5), ids(2, 3)), ValueError, "source tokens"),
+    ("batch", lambda: model()(ids(2, 5), ids(3, 3)), ValueError, "must be (2, t)"),
+    ("no length", lambda: generate(max_length=0), ValueError, "max_length must … 0"),
+    ("begin", lambda: generate(begin=17), ValueError, "begin must be a token from 0"),
+    ("segments", lambda: bert(num_segments=0), ValueError, "num_segments must … 0"),
+    ("long text", lambda: bert()(ids(2, 6)), ValueError, "5 positions … 6"),
+    ("ids", lambda: bert()(17 * ids(2, 5)), ValueError, "tokens must be … 17 to 17"),
+    ("all", lambda: loss(zeros(3, 5), ids(3), smoothing=1.0), ValueError, "[0, 1)"),
+    ("class", lambda: loss(zeros(3, 5), 5 * ids(3)), ValueError, "targets … 0 to 4"),
+    ("pad", lambda: loss(zeros(5), ids(), padding_token=7), ValueError, "0 to 4, got"),
+    ("step 0", lambda: rate(0, dim=12), ValueError, "step must be a positive … got 0"),
+    (
+        "learned positions",
+        lambda: model(positions="learned", max_length=4)(ids(2, 5), ids(2, 3)),
+        ValueError,
+        "4 positions … 5",
+    ),
+    (
+        "unknown segments",
+        lambda: bert()(ids(2, 5), segments=2 * ids(2, 5)),
+        ValueError,
+        "segments must be from 0 to 1, got 2 to 2",
+    ),
+    (
+        "no pooler",
+        lambda: bert(pooler=False).pool(zeros(2, 5, 12)),
+        ValueError,
+        "the model must have been made with pooler=True, got pooler=False",
+    ),
+    (
+        "PyTorch's keyword for a layer",
+        lambda: layer(layer_norm_eps=1e-3),
+        TypeError,
+        "EncoderLayer() has no argument 'layer_norm_eps'; did you mean 'eps'?",
+    ),
+    (
+        "PyTorch's keyword for a model",
+        lambda: model(d_model=16),
+        TypeError,
+        "Transformer() has no argument 'd_model'; did you mean 'dim'?",
+    ),
+    (
+        "Hugging Face's keyword",
+        lambda: generate(num_beams=3),
+        TypeError,
+        "Transformer.generate() has no argument 'num_beams'; did you mean 'beams'?",
+    ),
+)
+def test_malformed_calls_get_clear_errors(call, error, message):
+    assert_refused(call, error, message)

@@ -1,0 +1,541 @@
+"""Chapter 7: images as sequences of patches."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from bad_calls import assert_refused, bad_calls
+from einops import rearrange
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.export import Dim
+
+from transformers_hw.positional_encoding import AxialPositions2D, SinusoidalPositions2D
+from transformers_hw.pretrained import from_torchvision, to_torch
+from transformers_hw.transformer import Decoder, DecoderLayer
+from transformers_hw.vision_transformer import PatchEmbedding, VisionTransformer
+
+F64 = torch.float64
+
+
+def small(**options: Any) -> VisionTransformer:
+    """Build a model of a 2×3 grid of patches, with no parameter at a special value."""
+    sizes = {"num_classes": 7, "dim": 12, "depth": 2, "heads": 3, "hidden_dim": 17}
+    options = {"channels": 2, "dtype": F64, **sizes, **options}
+    model = VisionTransformer((10, 9), (5, 3), **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def images(batch: int = 3, height: int = 10, width: int = 9) -> Tensor:
+    return torch.randn(batch, 2, height, width, dtype=F64)
+
+
+def patches_of_5_by_3() -> PatchEmbedding:
+    return PatchEmbedding((5, 3), channels=2, dim=7, dtype=F64)
+
+
+def circular_convolution() -> nn.Conv2d:
+    return nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular", dtype=F64)
+
+
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-10)
+
+
+def differ(a: Tensor, b: Tensor) -> bool:
+    return not torch.allclose(a, b, rtol=0, atol=1e-3)
+
+
+def class_vector(model: VisionTransformer) -> Tensor:
+    assert model.class_token is not None
+    assert model.class_position is not None
+    return model.class_token + model.class_position
+
+
+# --- patches -----------------------------------------------------------------------
+
+
+@pytest.mark.question("nyu-1.5a", "quiz-2.9")
+@given(*[st.integers(1, 4)] * 7)
+@settings(max_examples=25, deadline=None)
+def test_a_patch_is_flattened_into_one_axis_of_numbers(b, c, rows, columns, i, j, dim):
+    embedding = PatchEmbedding((i, j), c, dim, dtype=F64)
+    nn.init.normal_(embedding.proj.bias)
+    x = torch.randn(b, c, rows * i, columns * j, dtype=F64)
+    patches = F.unfold(x, (i, j), stride=(i, j))  # PyTorch's own way to cut
+    assert patches.shape == (b, c * i * j, rows * columns)  # a column for each patch
+    tokens = patches.mT @ embedding.proj.weight.T + embedding.proj.bias
+    assert_same(embedding(x), tokens.unflatten(1, (rows, columns)))
+
+
+def test_rows_and_columns_are_not_confused():
+    """Number the patches of a 2×3 grid, and read the numbers off the tokens."""
+    numbers = torch.arange(6.0, dtype=F64).view(2, 3)
+    image = numbers.repeat_interleave(5, 0).repeat_interleave(3, 1)[None, None]
+    for size, x, wanted in (((5, 3), image, numbers), ((3, 5), image.mT, numbers.T)):
+        embedding = PatchEmbedding(size, channels=1, dim=1, dtype=F64)
+        nn.init.constant_(embedding.proj.weight, 1 / 15)
+        assert_same(embedding(x)[0, :, :, 0], wanted)
+
+
+def test_a_transposed_image_gives_other_tokens():
+    embedding = PatchEmbedding(3, channels=2, dim=5, dtype=F64)
+    x = torch.randn(1, 2, 6, 6, dtype=F64)
+    tokens, transposed = (embedding(y).flatten(0, 2) for y in (x, x.mT))
+    # Not even in another order: the pixels of a patch change their order, too.
+    assert torch.cdist(tokens, transposed).min() > 0.01
+
+
+@pytest.mark.question("nyu-1.5a", "quiz-2.9")
+def test_a_patch_embedding_is_a_convolution_whose_stride_is_its_kernel():
+    embedding, x = patches_of_5_by_3(), images()
+    nn.init.normal_(embedding.proj.bias)
+    tokens, convolution = embedding(x), embedding.as_convolution()
+    assert convolution.kernel_size == convolution.stride == (5, 3)
+    assert_same(tokens, rearrange(convolution(x), "b d r s -> b r s d"))
+    nn.init.zeros_(convolution.weight)  # a copy
+    assert torch.equal(embedding(x), tokens)
+
+
+@pytest.mark.question("nyu-1.5a")
+def test_any_convolution_that_tiles_the_image_is_a_patch_embedding():
+    convolution = nn.Conv2d(2, 7, (5, 3), stride=(5, 3), dtype=F64)
+    embedding, x = patches_of_5_by_3(), images()
+    weight, bias = convolution.weight, convolution.bias
+    embedding.proj.load_state_dict({"weight": weight.flatten(1), "bias": bias})
+    assert_same(embedding(x), rearrange(convolution(x), "b d r s -> b r s d"))
+
+
+# --- what is built into a convolution, and what into a Vision Transformer ----------
+
+
+@pytest.mark.question("quiz-2.6", "quiz-2.9")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_convolution_is_equivariant_to_shifts_whatever_its_weights_are(seed):
+    torch.manual_seed(seed)  # nothing is trained: the bias is in the architecture
+    layer, x = circular_convolution(), images()
+    shift = {"shifts": (1, 3), "dims": (-2, -1)}
+    shifted = layer(torch.roll(x, **shift))
+    assert_same(shifted, torch.roll(layer(x), **shift))  # equivariant
+    assert differ(shifted, layer(x))  # not invariant
+
+
+@pytest.mark.question("quiz-2.6")
+def test_it_is_the_mean_over_places_that_makes_equivariance_invariance():
+    layer, x = circular_convolution(), images()
+    moved = torch.roll(x, (1, 3), (-2, -1))
+    assert_same(layer(moved).mean((-2, -1)), layer(x).mean((-2, -1)))
+
+
+@pytest.mark.question("quiz-2.6")
+def test_a_patch_embedding_follows_shifts_by_whole_patches_only():
+    embedding, x = patches_of_5_by_3(), images()
+    tokens = embedding(x)
+    assert_same(embedding(x.roll((5, 3), (-2, -1))), tokens.roll((1, 1), (1, 2)))
+    by_a_pixel = embedding(x.roll(1, -1))
+    for rows in range(2):
+        for columns in range(3):
+            assert differ(by_a_pixel, tokens.roll((rows, columns), (1, 2)))
+
+
+@pytest.mark.question("quiz-2.6")
+def test_an_encoder_without_positions_follows_every_permutation_of_patches():
+    """It knows nothing of neighbors: a shift is to it as good as any shuffle."""
+    model, order = small(positions="none"), torch.tensor([3, 5, 1, 0, 4, 2])
+    tokens = model.patch_embedding(images()).flatten(1, 2)
+    outputs = model.encoder(tokens)
+    assert_same(model.encoder(tokens[:, order]), outputs[:, order])
+    assert differ(outputs[:, order], outputs)
+
+
+@pytest.mark.question("quiz-2.6", "nyu-1.5a")
+@pytest.mark.parametrize("positions", ["learned", "axial", "sinusoidal"])
+def test_with_positions_not_even_shifts_by_whole_patches_are_followed(positions):
+    model, x = small(positions=positions, pool="mean"), images()
+    outputs, moved = (model.encode(y).unflatten(1, (2, 3)) for y in (x, x.roll(3, -1)))
+    assert differ(moved, outputs.roll(1, 2))
+
+
+@pytest.mark.question("quiz-2.9")
+def test_locality_is_there_before_training_in_a_convolution_and_not_in_attention():
+    x, layer, model = images(1), circular_convolution(), small(pool="mean")
+    touched = x.clone()
+    touched[..., 3, 5] += 1.0
+    changed = (layer(touched) != layer(x)).any(dim=1)[0].nonzero()
+    assert changed.min(0).values.tolist() == [2, 4]
+    assert changed.max(0).values.tolist() == [4, 6]
+    assert (model.encode(touched) != model.encode(x)).any(dim=-1).all()
+
+
+@pytest.mark.question("nyu-1.5a", "nyu-1.5b")
+def test_only_the_patch_embedding_has_a_window_on_the_image():
+    """A pixel reaches one token by the embedding, all tokens by one attention."""
+    model, x = small(depth=1), images(batch=1)
+    assert not any(isinstance(part, nn.Conv2d) for part in model.modules())
+    for patch in range(6):
+        touched = x.clone()
+        touched[0, 1, 5 * (patch // 3) + 2, 3 * (patch % 3) + 1] += 1.0
+        tokens = model.patch_embedding(touched) != model.patch_embedding(x)
+        assert tokens.any(dim=-1).flatten().nonzero().tolist() == [[patch]]
+        assert (model.encode(touched) != model.encode(x)).any(dim=-1).all()
+
+
+# --- the model, against others -----------------------------------------------------
+
+
+@pytest.mark.question("nyu-1.5b", "nyu-2")
+def test_outputs_and_gradients_are_those_of_torchvision():
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 14, "mlp_dim": 11}
+    theirs = torchvision.models.VisionTransformer(15, 5, **sizes, num_classes=7)
+    for parameter in theirs.double().parameters():  # some start at zero
+        nn.init.normal_(parameter, std=0.5)
+    ours, x = from_torchvision(theirs), torch.randn(4, 3, 15, 15, dtype=F64)
+    upstream, expected, actual = torch.randn(4, 7, dtype=F64), theirs(x), ours(x)
+    assert expected.std() > 0.1  # two models that give nothing agree as well
+    assert_same(actual, expected)
+    expected.backward(upstream)
+    actual.backward(upstream)
+    gradients = {name: p.grad for name, p in theirs.named_parameters()}
+    renamed = from_torchvision(gradients, heads=2).named_parameters()
+    for name, gradient in renamed:
+        assert_same(ours.get_parameter(name).grad, gradient.detach())
+        assert gradient.abs().max() > 1e-3 or name.endswith("key_proj.bias")
+
+
+@pytest.mark.question("nyu-1.5b")
+def test_the_model_is_a_pre_norm_encoder_with_gelu_and_no_decoder():
+    model, x = small(depth=1), images()
+    layer = nn.TransformerEncoderLayer(
+        12, 3, 17, 0.0, "gelu", 1e-6, batch_first=True, norm_first=True, dtype=F64
+    )
+    layer.load_state_dict(to_torch(model.encoder.layers[0]).state_dict())
+    tokens = model.positions(model.patch_embedding(x)).flatten(1, 2)
+    z = layer(torch.cat([class_vector(model).expand(3, 1, 12), tokens], dim=1))
+    norm = model.encoder.final_norm
+    assert_same(model.encode(x), F.layer_norm(z, (12,), norm.weight, norm.bias, 1e-6))
+    assert not any(isinstance(part, DecoderLayer) for part in model.modules())
+
+
+@pytest.mark.question("nyu-1.5b")
+def test_the_vit_has_no_decoder_and_one_token_more_than_patches():
+    model, x = small(), images()
+    assert not any(isinstance(part, Decoder) for part in model.modules())
+    assert model.encode(x).shape == (3, 1 + 2 * 3, 12)
+    before = model(x)
+    nn.init.normal_(model.class_token)
+    assert differ(model(x), before)
+
+
+@pytest.mark.question("nyu-1.5b")
+def test_a_vit_normalizes_what_enters_a_branch_and_leaves_the_residual_alone():
+    """With zero branches a pre-norm layer is the identity; a post-norm one is not."""
+    layer, x = small().encoder.layers[0], torch.randn(1, 6, 12, dtype=F64)
+    post = nn.TransformerEncoderLayer(12, 3, 17, 0.0, batch_first=True, dtype=F64)
+    for part in (layer, post):
+        for name, parameter in part.named_parameters():
+            if "norm" not in name:
+                nn.init.zeros_(parameter)
+    assert torch.equal(layer(x), x)
+    assert differ(post(x), x)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("ViT-Ti/16", 5_717_416),
+        ("ViT-S/16", 22_050_664),
+        ("ViT-B/16", 86_567_656),
+        ("ViT-B/32", 88_224_232),
+        ("ViT-L/16", 304_326_632),
+        ("ViT-L/32", 306_535_400),
+        ("ViT-H/14", 632_045_800),
+    ],
+)
+def test_presets_have_the_published_numbers_of_parameters(name, published):
+    model = VisionTransformer.from_preset(name.lower(), num_classes=1000, device="meta")
+    d, depth, p = model.config.dim, len(model.encoder.layers), int(name[-2:])
+    embedding = (3 * p**2 + 1) * d + (2 + (224 // p) ** 2) * d
+    layer = 4 * (d**2 + d) + (4 * d**2 + 4 * d) + (4 * d**2 + d) + 4 * d
+    formula = embedding + depth * layer + 2 * d + (d + 1) * 1000
+    assert sum(x.numel() for x in model.parameters()) == formula == published
+    # Heads do not show in the count: those of all sizes but H are 64 wide.
+    assert model.config.heads == d / (80 if name == "ViT-H/14" else 64)
+    if theirs := getattr(torchvision.models, f"vit_{name[4].lower()}_{p}", None):
+        with torch.device("meta"):
+            built = theirs()
+        assert sum(x.numel() for x in built.parameters()) == formula
+        heads = built.encoder.layers[0].self_attention.num_heads
+        assert model.config.heads == heads
+
+
+# --- positions ---------------------------------------------------------------------
+
+
+@pytest.mark.question("nyu-1.5c")
+@pytest.mark.parametrize("pool", ["class", "mean"])
+@pytest.mark.parametrize("positions", ["learned", "axial", "sinusoidal", "none"])
+def test_the_order_of_patches_matters_only_with_positions(positions, pool):
+    model, x = small(positions=positions, pool=pool), images()
+    patches = rearrange(x, "b c (r i) (s j) -> (r s) b c i j", r=2, s=3)
+    shuffled = patches[[3, 5, 1, 0, 4, 2]]
+    moved = rearrange(shuffled, "(r s) b c i j -> b c (r i) (s j)", r=2, s=3)
+    changes = (model(moved) - model(x)).abs().amax(dim=-1)
+    assert changes.max() < 1e-10 if positions == "none" else changes.min() > 1e-3
+
+
+@pytest.mark.question("nyu-1.5c")
+def test_positions_are_parameters_that_learn_where_sinusoids_are_constants():
+    learned, fixed = small(), small(positions="sinusoidal")
+    learned(images()).square().sum().backward()
+    assert learned.positions.weight.shape == (2, 3, 12)
+    for vector in (learned.positions.weight, learned.class_position):
+        assert vector.grad.abs().min() > 0
+    assert list(fixed.positions.parameters()) == []
+    assert fixed.class_position is None
+
+
+@pytest.mark.question("nyu-1.5c", "quiz-2.7")
+@pytest.mark.parametrize("aware", ["axial", "sinusoidal"])
+def test_a_table_without_axes_can_hold_any_code_that_knows_them(aware):
+    """What 2-D-aware embeddings express, the plain table can learn."""
+    knowing, plain, x = small(positions=aware), small(positions="learned"), images()
+    nn.init.zeros_(plain.class_position)  # sinusoids have none
+    state = {k: v for k, v in knowing.state_dict().items() if "positions" not in k}
+    table = knowing.positions.embeddings((2, 3)).detach()
+    unknown = plain.load_state_dict({**state, "positions.weight": table}, strict=False)
+    assert not unknown.unexpected_keys
+    assert_same(plain(x), knowing(x))
+
+
+@pytest.mark.question("quiz-2.7")
+def test_codes_by_axes_are_a_row_s_half_and_a_column_s_half():
+    codes = AxialPositions2D((2, 3), 10, dtype=F64).embeddings()
+    rows, columns = codes[:, :1, :5], codes[:1, :, 5:]
+    wanted = torch.cat([rows.expand(2, 3, 5), columns.expand(2, 3, 5)], dim=-1)
+    assert torch.equal(codes, wanted)
+    halves = torch.cat([rows.flatten(0, 1), columns.flatten(0, 1)])
+    assert torch.cdist(halves, halves).gt(0).sum() == 5 * 4
+
+
+@pytest.mark.question("nyu-1.5c")
+def test_a_learnt_code_says_where_a_patch_is_not_how_far_two_are_apart():
+    positions, tokens = small().positions, torch.randn(1, 2, 3, 12, dtype=F64)
+    added = positions(tokens) - tokens
+    assert_same(positions(2 * tokens) - 2 * tokens, added)  # the position alone decides
+    # Two neighbors, and two neighbors elsewhere: products of sinusoids agree by
+    # construction, those of a table only if that has been learned.
+    for codes, relative in (
+        (SinusoidalPositions2D(12).embeddings((2, 3)), True),
+        (added[0], False),
+    ):
+        here, elsewhere = codes[0, 0] @ codes[0, 1], codes[1, 1] @ codes[1, 2]
+        assert differ(here, elsewhere) != relative
+
+
+def test_of_the_class_token_and_its_position_only_the_sum_matters():
+    model, x = small(), images()
+    before = model(x)
+    shift = torch.randn(12, dtype=F64)
+    with torch.no_grad():
+        model.class_token.add_(shift)
+        model.class_position.sub_(shift)
+    assert_same(model(x), before)
+    with torch.no_grad():
+        model.class_position.add_(shift)
+    assert (model(x) - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("grid", [(3, 2), (4, 6), (2, 4), (1, 1)])
+def test_learned_positions_are_resampled_for_images_of_other_sizes(grid):
+    """A grid of 3×2 has as many cells as one of 2×3, and needs other embeddings."""
+    model, x = small(), images(1, 5 * grid[0], 3 * grid[1])
+    table = rearrange(model.positions.weight, "r s d -> 1 d r s")
+    resampled = F.interpolate(table, size=grid, mode="bicubic", align_corners=False)
+    tokens = model.patch_embedding(x) + rearrange(resampled, "1 d r s -> r s d")
+    first = class_vector(model).expand(1, 1, 12)
+    expected = model.encoder(torch.cat([first, tokens.flatten(1, 2)], dim=1))
+    assert_same(model.encode(x), expected)
+
+
+# --- the output --------------------------------------------------------------------
+
+
+@pytest.mark.question("nyu-1.5d")
+def test_the_head_sees_the_normalized_class_token_and_nothing_else():
+    model, x = small(), images()
+    leaving: list[Tensor] = []
+    last = model.encoder.layers[-1]
+    with last.register_forward_hook(lambda *call: leaving.append(call[-1])):
+        logits = model(x)
+    assert leaving[0].shape == (3, 1 + 6, 12)
+    token = leaving[0][:, 0]
+    centered = token - token.mean(dim=-1, keepdim=True)
+    scaled = centered / (centered.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
+    norm, head = model.encoder.final_norm.state_dict(), model.head.state_dict()
+    features = scaled * norm["weight"] + norm["bias"]
+    assert_same(model.features(x), features)
+    assert_same(logits, features @ head["weight"].T + head["bias"])
+
+
+@pytest.mark.question("nyu-1.5d")
+def test_the_mean_of_the_patches_can_take_the_class_token_s_place():
+    model, x = small(pool="mean"), images()
+    assert model.class_token is None
+    tokens = model.encode(x)
+    assert tokens.shape == (3, 6, 12)
+    assert_same(model.features(x), sum(tokens[:, i] for i in range(6)) / 6)
+    head = model.head.state_dict()
+    assert_same(model(x), model.features(x) @ head["weight"].T + head["bias"])
+
+
+def test_a_fresh_head_is_for_other_classes():
+    model, x = small(), images()
+    features = model.features(x)
+    model.reset_head(5)
+    assert model(x).shape == (3, 5)
+    assert model.config.num_classes == 5
+    assert torch.equal(model.features(x), features)
+    model.reset_head(None)
+    assert torch.equal(model(x), features)
+
+
+@pytest.mark.unhooked
+@pytest.mark.question("nyu-2")
+def test_a_tiny_model_learns_to_read_digits():
+    data = load_digits()
+    x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1
+    y = torch.tensor(data.target)
+    sizes = {"num_classes": 10, "dim": 32, "depth": 2, "heads": 4, "channels": 1}
+    model = VisionTransformer(8, 2, **sizes)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(120):
+        batch = torch.randint(0, 1200, (64,))
+        loss = F.cross_entropy(model(x[batch]), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        right = model.eval()(x[1200:]).argmax(dim=-1) == y[1200:]
+    assert right.double().mean() > 0.5  # images it never saw; chance is 0.1
+
+
+# --- initialization, dropout and export --------------------------------------------
+
+
+def test_fresh_models_guess_evenly_but_not_blindly():
+    model = VisionTransformer(12, 4, num_classes=10, dim=48, depth=2, heads=3)
+    x = torch.randn(64, 3, 12, 12)
+    logits = model(x)
+    assert logits.std() > 0.01
+    loss = F.cross_entropy(logits, torch.arange(64) % 10)
+    assert loss.item() == pytest.approx(math.log(10), abs=0.1)
+    logits.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.abs().sum() > 0 or name.endswith("key_proj.bias")
+
+
+def test_fresh_tokens_vary_as_much_as_pixels():
+    for patch in (2, 16):
+        tokens = PatchEmbedding(patch, 3, 256)(torch.randn(4, 3, 32, 32))
+        assert tokens.var().item() == pytest.approx(1.0, abs=0.1)
+    model = VisionTransformer(32, 4, num_classes=10, dim=256, depth=1, heads=2)
+    vectors = (model.class_token, model.class_position)
+    for drawn in (*vectors, model.positions.weight, model.head.weight):
+        assert drawn.std().item() == pytest.approx(0.02, rel=0.2)
+    hidden = model.encoder.layers[0].feed_forward.hidden_proj
+    bound = math.sqrt(6 / (256 + 1024))
+    assert 0.99 * bound < hidden.weight.abs().max() <= bound
+    assert not hidden.bias.any()
+
+
+def test_dropout_also_acts_on_the_tokens_that_enter():
+    model = small(dropout=0.5)
+    entering: list[Tensor] = []
+    with model.encoder.register_forward_pre_hook(lambda _, x: entering.append(x[0])):
+        model(images(batch=30))
+    assert (entering[0] == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("positions", ["axial", "sinusoidal"])
+def test_models_compile_and_export_with_any_size_but_that_of_learned_positions(
+    positions,
+):
+    """Learned embeddings are resampled for every size but their own: two graphs."""
+    torch.compiler.reset()
+    model, x = small(positions=positions, depth=1).eval(), images(3, 20, 15)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert_same(compiled(x), model(x))
+    rows, columns = Dim("rows", min=3, max=9), Dim("columns", min=4, max=9)
+    shapes = ({0: Dim("batch"), 2: 5 * rows, 3: 3 * columns},)
+    exported = torch.export.export(model, (x,), dynamic_shapes=shapes, strict=True)
+    for height, width in ((20, 15), (15, 27), (35, 12)):
+        x = images(2, height, width)
+        assert_same(exported.module()(x), model(x))
+
+
+# --- malformed calls ---------------------------------------------------------------
+
+
+def embed(patch_size: Any) -> Tensor:
+    return PatchEmbedding(patch_size, channels=3, dim=5)(torch.zeros(2, 3, 8, 12))
+
+
+def vit(**options: Any) -> VisionTransformer:
+    sizes = {"num_classes": 7, "dim": 12, "depth": 1, "heads": 3}
+    return VisionTransformer(**{"image_size": 8, "patch_size": 4, **sizes, **options})
+
+
+def preset(name: str, **options: Any) -> VisionTransformer:
+    return VisionTransformer.from_preset(name, num_classes=7, **options)
+
+
+@pytest.mark.unhooked
+@bad_calls(
+    ("no height", lambda: embed(0), ValueError, "patch_size height must be … got 0"),
+    ("3-D patches", lambda: embed((2, 3, 5)), ValueError, "one integer or two, got (2"),
+    ("too large", lambda: vit(patch_size=16), ValueError, "patch of 16×16 … of 8×8"),
+    ("no depth", lambda: vit(depth=0), ValueError, "depth must be a positive integer"),
+    ("no classes", lambda: vit(num_classes=0), ValueError, "num_classes must be … 0"),
+    ("maximum", lambda: vit(pool="max"), ValueError, "pool must be one of … 'max'"),
+    ("pooler", lambda: vit(pooler="relu"), ValueError, "('norm', 'tanh', None), got"),
+    ("no token", lambda: vit(class_token=False), ValueError, "needs a class token"),
+    ("rotary", lambda: vit(positions="rotary"), ValueError, "('learned', … got 'rot"),
+    ("sines", lambda: vit(positions="sinusoidal", dim=6), ValueError, "of 4, got 6"),
+    ("XL", lambda: preset("ViT-XL/16"), ValueError, "ViT-Ti, … got 'ViT-XL/16'"),
+    (
+        "a patch that does not divide the image",
+        lambda: embed((4, 5)),
+        ValueError,
+        "the patch must divide … a patch of 4×5 and an image of 8×12 pixels",
+    ),
+    (
+        "channels last",
+        lambda: vit()(torch.zeros(2, 8, 8, 3)),
+        ValueError,
+        "images must be (b, 3, height, width), got shape (2, 8, 8, 3)",
+    ),
+    (
+        "a preset that is to be trained",
+        lambda: preset("ViT-B/16", pretrained=True),
+        TypeError,
+        "VisionTransformer() has no argument 'pretrained'",
+    ),
+    (
+        "timm's keyword",
+        lambda: vit(mlp_ratio=4),
+        TypeError,
+        "VisionTransformer() has no argument 'mlp_ratio'; did you mean 'hidden_dim'?",
+    ),
+)
+def test_malformed_calls_get_clear_errors(call, error, message):
+    assert_refused(call, error, message)

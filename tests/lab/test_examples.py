@@ -1,0 +1,153 @@
+"""Every example runs, records its run, can be redrawn, and refuses nonsense."""
+
+import json
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# The examples are run as the reader runs them, without the import hook.
+pytestmark = pytest.mark.unhooked
+# As little as draws every figure; `make figures` runs them as the reader does.
+VISION = "--epochs 1 --resnet-epochs 1 --position-epochs 1 --samples-of-1-percent 100"
+EXAMPLES = {
+    "attention": "--samples 100 --widths 4 16",
+    "attention_as_convolution": "--epochs 1 --compared-epochs 1 --fraction 0.1",
+    "multi_head_attention": "--steps 10",
+    "positional_encoding": "--steps 10",
+    "self_attention": "--steps 3",
+    "seq2seq": "--steps 3 --samples 10",
+    "transformer": "--steps 2 --case-steps 2",
+    "vision_transformer": f"{VISION} --samples-of-10-percent 200 --probe-images 16",
+}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, chapter: str, *arguments: object) -> int:
+    """Run an example in this process, and return its exit status."""
+    script = f"examples/{chapter}.py"
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def keys(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [*value, *(key for inner in value.values() for key in keys(inner))]
+    if isinstance(value, list):
+        return [key for inner in value for key in keys(inner)]
+    return []
+
+
+def are_plain(*parts: object) -> bool:
+    return all(re.fullmatch("[a-z0-9_]+", key) for part in parts for key in keys(part))
+
+
+# NumPy complains of how Matplotlib takes tensors.
+@pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
+@pytest.mark.parametrize("chapter", EXAMPLES)
+def test_an_example_runs_and_can_be_redrawn(
+    chapter: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--out", tmp_path, "--device", "cpu", *EXAMPLES[chapter].split()]
+    assert run(monkeypatch, chapter, "quick", *options) == 0
+    assert f"results.safetensors are in {tmp_path}" in capsys.readouterr().out
+    record = json.loads((tmp_path / "run.json").read_text("utf-8"))
+    assert record["metrics"]
+    assert are_plain(record["metrics"])
+    figures = {path: path.read_bytes() for path in tmp_path.glob("*.svg")}
+    assert len(figures) >= 4
+    for path in figures:
+        path.unlink()
+    assert run(monkeypatch, chapter, "redraw", "--out", tmp_path) == 0
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.svg")} == figures
+
+
+def test_the_records_that_the_site_shows_have_plain_keys() -> None:
+    assert EXAMPLES.keys() == {path.stem for path in (ROOT / "examples").glob("*.py")}
+    for chapter in EXAMPLES:
+        path = ROOT / f"docs/figures/{chapter}/run.json"
+        record = json.loads(path.read_text("utf-8"))
+        assert are_plain(record["config"], record["data"], record["metrics"])
+
+
+def test_an_example_runs_in_two_processes_of_which_one_writes(tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    example = ["examples/multi_head_attention.py", "quick", "--steps", "10"]
+    options = ["--out", str(tmp_path), "--device", "cpu"]
+    ran = subprocess.run(
+        [sys.executable, *launcher, *example, *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    record = json.loads((tmp_path / "run.json").read_text("utf-8"))
+    assert record["processes"] == 2
+    assert ran.stdout.count("results.safetensors are in") == 1
+    assert len(list(tmp_path.glob("*.svg"))) >= 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("quick --data missing", "there is nothing at missing."),
+        ("quick --main.dim 0", "dim must be a positive integer, got 0."),
+        ("quick --epochs 0", "epochs must be a positive integer, got 0."),
+        ("quick --lr 0.1", "unknown option --lr; the nearest is --learning-rate"),
+        ("quick --epoch=2", "unknown option --epoch; the nearest is --epochs."),
+        ("quick --xyz", "unknown option --xyz; --help lists all options."),
+        ("redraw --out missing", "out must be the folder of a run, got missing"),
+    ],
+)
+def test_bad_arguments_end_in_one_line(
+    arguments: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, "vision_transformer", *arguments.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("vision_transformer.py: error: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_an_interrupted_example_says_that_the_same_command_resumes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["examples/multi_head_attention.py", "quick", "--out", str(tmp_path)]
+    # Long enough to be interrupted, also on a fast machine.
+    long = [*command, "--steps", "100000"]
+    with subprocess.Popen(
+        [sys.executable, *long], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        end = time.monotonic() + 60
+        while not (tmp_path / "one_head").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Stopped. The same command resumes." in stderr
+    assert (tmp_path / "one_head/checkpoint.safetensors").exists()
+    refused = run(monkeypatch, "multi_head_attention", *command[1:])
+    message = capsys.readouterr().err
+    assert refused == 2
+    assert "steps: 100000 there, 300 here" in message
+    assert "--start-over" in message

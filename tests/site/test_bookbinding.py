@@ -1,0 +1,366 @@
+"""What the plugin makes of a page, and which mistakes stop the build."""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from small import build
+
+QUESTIONS = """
+[source.uni]
+title = "Sheet 1"
+place = "A university"
+points = 3
+
+[document]
+quiz = "A student's quiz"
+eth = "An assignment"
+
+[[question]]
+id = "uni-1a"
+source = "uni"
+points = 1
+chapter = "one"
+title = "First"
+
+[[question]]
+id = "uni-1b"
+source = "uni"
+chapter = "one"
+title = "Second"
+"""
+TESTS = '''import pytest
+
+
+@pytest.mark.question("uni-1a")
+def test_two_and_two_are_four():
+    """```"""
+    assert 2 + 2 == 4
+
+
+@pytest.mark.unhooked
+@pytest.mark.question("uni-1b", "uni-1a")
+@pytest.mark.parametrize("x", [1, 2])
+def test_sums_commute(x):
+    assert x + 1 == 1 + x
+''' + "".join(
+    f'\n\n@pytest.mark.question("uni-1a")\ndef test_{word}():\n    pass\n'
+    for word in ("three", "four", "five", "a_test_s_name")
+)
+RUN = {
+    "command": "python examples/one.py cpu",
+    "device": "cpu (x86_64, Linux)",
+    "seconds": 124.0,
+    "metrics": {"loss": 0.12345, "heads, two": [3.5e-7, 4], "tiny": -0.5},
+}
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 30 60"></svg>'
+REFERENCE = """
+[me2020]
+short = "Me et al."
+authors = "Me, A. & You, B."
+year = 2020
+title = "A Paper"
+venue = "Journal"
+url = "https://example.org"
+"""
+ERRATUM = """
+[[erratum]]
+id = "uni-1a-sign"
+question = "uni-1a"
+source = "quiz"
+title = "A sign"
+claim = "It is $-4$, says [another part](#uni-1b)."
+right = "It is 4."
+tests = ["test_two_and_two_are_four"]
+"""
+CHAPTER = r"""---
+title: The first
+chapter: 1
+---
+# One
+
+[[question uni-1a]]
+
+Four, softly [[cite me2020 section 2]]. The loss is [[number one metrics.loss .2f]], the
+gap [[number one "metrics.heads, two.0" .1e]], [[number one "metrics.heads, two.1"]] and
+[[number one metrics.tiny]]. Not `[[number one x]]`. Softly, see
+[`add`][transformers_hw.add], and $\eqref{eq:two}$.
+
+```text
+[[question uni-1b]]
+```
+
+[[evidence uni-1a]]
+
+!!! note
+    [[figure one/curve: A curve that falls
+    from left to right]]
+    > It falls by [[number one metrics.loss .1%]].
+
+[[erratum uni-1a-sign]]
+
+[[question uni-1b]]
+
+Softly.
+
+[[evidence uni-1b]]
+"""
+FORMULAS = "$$\na \\label{eq:one}\n$$\n\n$$\n\\R \\label{eq:two}\n$$\n\n[[errata]]\n"
+
+
+def notebook(text: str, image: str) -> str:
+    """Return a notebook with some text, a printed number and an image."""
+    printed = nbformat.v4.new_output("stream", name="stdout", text="42 <&>\n")
+    data = {"image/png": "iVBORw0KGgo=", "text/plain": "<Figure>"}
+    drawn = nbformat.v4.new_output("display_data", data=data)
+    code = nbformat.v4.new_code_cell("print(6 * 7)", outputs=[printed, drawn])
+    code.metadata["alt"] = image
+    cells = [nbformat.v4.new_markdown_cell(text), code]
+    return nbformat.writes(nbformat.v4.new_notebook(cells=cells))
+
+
+GOOD = {
+    "docs/index.md": "# Home",
+    "docs/questions.toml": QUESTIONS,
+    "docs/references.toml": REFERENCE,
+    "docs/errata/one.toml": ERRATUM,
+    "docs/errata/two.toml": ERRATUM.replace("uni-1a-sign", "uni-1a-other").replace(
+        "#uni-1b", "one.md#uni-1b"
+    ),
+    "docs/chapters/one.md": CHAPTER,
+    "docs/chapters/two.md": f"---\ntitle: Two\nchapter: 2\n---\n\n{FORMULAS}",
+    "docs/everything.md": "[[list questions]]\n\n[[list errata]]\n",
+    "docs/references.md": "[[list references]]\n",
+    "docs/reference/one.md": "# `add` { #transformers_hw.add }\n",
+    "docs/glossary.md": "[[list terms]]\n",
+    "docs/glossary.toml": '"softly" = "Not <hard>."\n',
+    "docs/figures/one/run.json": json.dumps(RUN),
+    "docs/figures/one/curve-light.svg": SVG,
+    "docs/figures/one/curve-dark.svg": SVG,
+    "docs/notebooks/good.ipynb": notebook(
+        "# Good\n\nWith $x^2 < 3$ and `$`, see [one](../chapters/one.md#uni-1a).",
+        "A red square.",
+    ),
+    "examples/one.py": '"""Figures of chapter one."""\n',
+    "src/transformers_hw/__init__.py": "def add():\n    return 2 + 2\n",
+    "tests/deep/test_sums.py": TESTS,
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a site without a mistake."""
+    folder = tmp_path_factory.mktemp("good")
+    built = build(folder, GOOD)
+    assert built.returncode == 0, built.stderr
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def chapter(good: Path) -> str:
+    return (good / "chapters/one/index.html").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def everything(good: Path) -> str:
+    return (good / "everything/index.html").read_text("utf-8")
+
+
+def test_a_question_is_headed_by_its_title_and_where_it_comes_from(
+    chapter: str,
+) -> None:
+    assert '<h3 class="question" id="uni-1a">First' in chapter
+    assert "A university · question 1a · 1 point · <code>uni-1a</code>" in chapter
+
+
+def test_evidence_is_the_marked_tests_with_command_and_line(
+    good: Path, chapter: str
+) -> None:
+    titles = re.findall("<summary>(.*?)</summary>", chapter)
+    first = ["Two and two are four", "Sums commute", "Three", "Four"]
+    assert titles[:5] == [*first, "2 more tests"]
+    assert re.findall(r'#L\d+">(.*?)</a></li>', chapter) == ["Five", "A test's name"]
+    text = re.sub(r"<[^>]+>", "", chapter)
+    assert ".venv/bin/pytest tests/deep/test_sums.py::test_two_and_two" in text
+    assert "pytest --jaxtyping-packages= tests/deep/test_sums.py::test_sums" in text
+    assert 'href="../../source/tests/deep/test_sums.py/#L4"' in chapter
+    listing = (good / "source/tests/deep/test_sums.py/index.html").read_text("utf-8")
+    line = next(line for line in listing.splitlines() if 'id="L4"' in line)
+    assert "question" in line
+
+
+def test_numbers_come_from_the_run_and_code_is_left_alone(chapter: str) -> None:
+    text = re.sub(r"<[^>]+>", "", chapter)
+    assert "The loss is 0.12, the\ngap 3.5 × 10⁻⁷, 4 and\n−0.5." in text
+    assert "<code>[[number one x]]</code>" in chapter
+    assert "[[question uni-1b]]" in chapter
+    assert chapter.count('id="uni-1b"') == 1
+
+
+def test_figures_are_shown_in_both_modes_with_alt_text_caption_and_command(
+    chapter: str,
+) -> None:
+    figure = re.findall(r"<figure.*?</figure>", chapter, re.S)[0]
+    assert figure.count('alt="A curve that falls from left to right"') == 2
+    assert 'src="../../figures/one/curve-light.svg#only-light"' in figure
+    assert 'height="80"' in figure
+    assert 'width="40"' in figure
+    assert "It falls by 12.3%." in re.sub(r"</?data.*?>", "", figure)
+    assert "python examples/one.py cpu</code></a> on a CPU in 2.1 min" in figure
+
+
+def test_citations_lead_to_their_list(good: Path, chapter: str) -> None:
+    link = '<a href="../../references/#me2020">Me et al. (2020)</a>, section 2'
+    assert link in chapter
+    works = (good / "references/index.html").read_text("utf-8")
+    assert '<p class="reference" id="me2020">' in works
+
+
+def test_a_term_is_explained_once_in_a_section(good: Path, chapter: str) -> None:
+    marks = re.findall(r'<abbr title="Not &lt;hard&gt;.">(\w+)</abbr>', chapter)
+    assert marks == ["softly", "Softly"]
+    terms = (good / "glossary/index.html").read_text("utf-8")
+    assert '<dt id="term-softly">softly</dt>' in terms
+
+
+def test_errata_have_links_that_work_on_any_page(
+    good: Path, chapter: str, everything: str
+) -> None:
+    folded = (good / "chapters/two/index.html").read_text("utf-8")
+    assert '<details class="admonition erratum">' in folded
+    assert 'id="erratum-uni-1a-other"' in folded
+    for page in (chapter, everything):
+        assert 'id="erratum-uni-1a-sign"' in page
+        assert "A student's quiz" in page
+        assert "Counterexample: Two and two are four" in page
+    assert '<a href="#uni-1b">another part</a>' in chapter
+    assert '<a href="../chapters/one/#uni-1b">another part</a>' in everything
+
+
+def test_the_index_links_answers_tests_figures_and_code(everything: str) -> None:
+    rows = re.findall(r"<tr>\s*<td><code>uni-1a</code>.*?</tr>", everything, re.S)
+    assert len(rows) == 2, "by course and by chapter"
+    for link in (
+        "../chapters/one/#uni-1a",
+        "../source/tests/deep/test_sums.py/#L4",
+        "../source/tests/deep/test_sums.py/#L10",
+        "../chapters/one/#figure-one-curve",
+        "../reference/one/#transformers_hw.add",
+    ):
+        assert f'href="{link}"' in rows[0]
+
+
+def test_labeled_formulas_are_numbered_and_linked(good: Path, chapter: str) -> None:
+    assert '<a href="../two/#eq:two">(2.2)</a>' in chapter
+    page = (good / "chapters/two/index.html").read_text("utf-8")
+    labels = re.findall(r'<div class="formula" id="(.*?)">', page)
+    assert labels == ["eq:one", "eq:two"]
+    assert page.count('class="katex-display"') == 2
+
+
+def test_a_notebook_is_a_page_of_the_book(good: Path) -> None:
+    page = (good / "notebooks/good/index.html").read_text("utf-8")
+    assert page.count('class="katex"') == 1
+    assert "<code>$</code>" in page
+    assert '<a href="../../chapters/one/#uni-1a">one</a>' in page
+    assert '<div class="output"><pre><code>42 &lt;&amp;&gt;' in page
+    assert 'alt="A red square."' in page
+    assert 'download="good.ipynb"' in page
+    assert (good / "notebooks/good/good.ipynb").is_file()
+    assert not re.search(r"<style|<script|jp-|tabindex", page)
+
+
+# One page for every mistake, in one build: each must give a warning of its own.
+MISTAKES = {
+    "[[question uni-9]]": "questions.toml has no 'uni-9'",
+    "[[evidence uni-9]]": "questions.toml has no 'uni-9'",
+    "[[evidence uni-1c]]": "uni-1c has no evidence: no test is marked with it",
+    "[[figure one/none: a b c]]\n> c": "no figure one/none; there are curve",
+    "[[figure one/curve]]\n> c": "figure one/curve needs an alt text",
+    "[[figure one/curve: a curve that falls]]": "figure one/curve needs a caption",
+    "[[figure two/lone: a curve that falls]]\n> c": "no run of 'two' has been made",
+    "[[erratum uni-8]]": "no erratum 'uni-8'",
+    "[[errata]]": "write [[errata]] on a chapter's page",
+    "[[test test_none]]": "no test is called 'test_none'",
+    "[[list nothing]]": "there is no list of 'nothing'",
+    "words\n[[list errata]]": "[[list ...]] needs a blank line before and after it",
+    "a [[number one metrics.none]]": "no 'none' among loss, heads, two, tiny",
+    "a [[number one]]": "write [[number chapter path format]]",
+    "a [[number three metrics.x]]": "no run of 'three' has been made",
+    "a [[cite you2020]]": "references.toml has no 'you2020'",
+    "a [[nubmer x]]": "there is no directive [[nubmer ...]]",
+    "![](../figures/one/curve-light.svg)": "no alt text: <img",
+    "[x](nowhere.md)": "contains a link 'nowhere.md'",
+    "[x](#nowhere)": "there is no such anchor",
+    "words\n$$\na\n$$ words": "raw TeX near '$$",
+    r"$\frac{1}$": "ParseError",
+    r"$\nosuchcommand$": "Undefined control sequence",
+    r"$\eqref{eq:none}$": "no formula is labeled eq:none",
+    "$$\na \\label{x}\n$$\n\n$$\nb \\label{x}\n$$": "label x is used twice",
+}
+PAGES = {f"docs/mistakes/m{i}.md": text for i, text in enumerate(MISTAKES)}
+BAD = {
+    "docs/questions.toml": QUESTIONS
+    + "".join(
+        f'[[question]]\nid = "uni-1{x}"\nsource = "uni"\nchapter = "{chapter}"\n'
+        'title = "More"\n'
+        for x, chapter in {"c": "one", "d": "one", "e": "two"}.items()
+    ),
+    "docs/chapters/one.md": CHAPTER.replace("[[evidence uni-1b]]\n", "It is 0.123.\n")
+    + "\n[[question uni-1c]]\n\n[[question uni-1a]]\n\n[[question uni-1e]]\n",
+    "docs/errata/one.toml": ERRATUM
+    + ERRATUM.replace("uni-1a-sign", "hidden")
+    .replace('"uni-1a"', '"uni-7"')
+    .replace("quiz", "nobody")
+    .replace("test_two", "test_nothing"),
+    "docs/figures/two/lone-light.svg": SVG,
+    "docs/figures/two/lone-dark.svg": SVG,
+    "docs/notebooks/bad.ipynb": notebook("# Bad\n\nSee [one](one.md).", ""),
+    "tests/test_unknown.py": TESTS.replace("uni-1b", "uni-6"),
+}
+GAPS = [
+    "chapters/one.md: uni-1d is not answered",
+    "chapters/one.md: uni-1b is answered without evidence",
+    "chapters/one.md: uni-1c is answered without evidence",
+    "chapters/one.md: uni-1a is answered twice",
+    "chapters/one.md: uni-1e belongs on chapters/two.md",
+    'chapters/one.md: 0.123 is typed by hand: write [[number one "metrics.loss" .3f]]',
+    "tests/test_unknown.py:10: no question 'uni-6'",
+    "hidden is shown 0 times, not once",
+    "hidden: no question 'uni-7'",
+    "hidden: source is one of quiz, eth",
+    "hidden needs a test",
+    "notebooks/bad.ipynb: there is no page one.md",
+    "notebooks/bad.ipynb: no alt text",
+]
+
+
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Build a site with every mistake, and return its warnings."""
+    built = build(tmp_path_factory.mktemp("bad"), GOOD | BAD | PAGES)
+    assert built.returncode != 0
+    lines = built.stderr.splitlines()
+    return [line for line in lines if line.startswith("WARNING")]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_on_a_page_stops_the_build(
+    complaints: list[str], mistake: str
+) -> None:
+    page = f"mistakes/m{list(MISTAKES).index(mistake)}.md"
+    found = [line for line in complaints if page in line]
+    assert len(found) == 1, found
+    assert MISTAKES[mistake] in found[0]
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_a_gap_in_the_book_stops_the_build(complaints: list[str], gap: str) -> None:
+    assert [line for line in complaints if gap in line], "\n".join(complaints)
+
+
+def test_nothing_else_is_complained_of(complaints: list[str]) -> None:
+    known = [*GAPS, *(f"mistakes/m{index}.md" for index in range(len(MISTAKES)))]
+    assert [line for line in complaints if not any(k in line for k in known)] == []
