@@ -1,0 +1,1 @@
+"""A MkDocs plugin that ties questions to answers, tests, figures and records."""

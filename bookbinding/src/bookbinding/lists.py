@@ -1,0 +1,127 @@
+"""Make the lists of the whole book: `[[list questions]]` and its kin."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Callable, Iterable
+from pathlib import PurePosixPath
+from xml.etree.ElementTree import Element
+
+from bookbinding import glossary, ledger, parts
+from bookbinding.directives import Context
+from bookbinding.listings import listing_of
+from bookbinding.project import Project, link
+from bookbinding.questions import Question
+
+
+def listed(context: Context, parent: Element, name: str) -> None:
+    """Show one of the lists."""
+    lists: dict[str, Callable[[Context, Element], None]] = {
+        "questions": questions,
+        "errata": errata,
+        "examples": examples,
+        "ledger": ledger.ledger,
+        "references": references,
+        "terms": lambda context, parent: glossary.entries(context.project.docs, parent),
+    }
+    if name not in lists:
+        raise ValueError(f"there is no list of {name!r}; there are {', '.join(lists)}")
+    lists[name](context, parent)
+
+
+def questions(context: Context, parent: Element) -> None:
+    """List every question twice, in tabs: by its document, and by its chapter."""
+    project, page = context.project, context.page
+    asked = list(project.questions.values())
+    courses = {
+        f"{one.course}, {one.place}": [
+            other for other in asked if other.source == one.source
+        ]
+        for one in asked
+    }
+    answered = [project.questions.get(answer.question) for answer in project.answers]
+    chapters = {
+        f"[Chapter {number}: {title}]({link(page, f'chapters/{name}.md')})": [
+            one for one in answered if one and one.chapter == name
+        ]
+        for name, (number, title) in project.chapters.items()
+    }
+    for name, groups in (("By course", courses), ("By chapter", chapters)):
+        shown = textwrap.indent(tables(groups.items(), project, page), "    ")
+        context.parse(parent, f'=== "{name}"\n\n{shown}')
+
+
+def tables(
+    groups: Iterable[tuple[str, list[Question]]], project: Project, page: str
+) -> str:
+    """Return a table for each group of questions."""
+    head = "| Question | Tests, by line | Figures | Code |\n|---|---|---|---|\n"
+    return "\n\n".join(
+        f"**{title}**\n\n" + head + "\n".join(row(one, project, page) for one in group)
+        for title, group in groups
+        if group
+    )
+
+
+def row(question: Question, project: Project, page: str) -> str:
+    """Return a question's line: its answer, tests, figures and code."""
+    answer = project.answer(question.id)
+    if answer is None:
+        return f"| `{question.id}` {question.title} | not answered | | |"
+    title = f"[{question.title}]({link(page, answer.page, question.id)})"
+    worth = f" ({question.worth})" if question.worth else ""
+    lines: dict[str, list[str]] = {}
+    for test in project.evidence(question.id):
+        name = PurePosixPath(test.path).stem.removeprefix("test_")
+        place = f"[{test.line}]({parts.line_of(test, page)})"
+        lines.setdefault(name, []).append(place)
+    tests = "; ".join(f"`{name}` {', '.join(found)}" for name, found in lines.items())
+    chapter = PurePosixPath(answer.page).stem
+    figures = ", ".join(
+        f"[{name.removeprefix(f'{chapter}-')}]"
+        f"({link(page, answer.page, f'figure-{name}')})"
+        for name in answer.figures
+    )
+    code = ", ".join(f"[`{o.rpartition('.')[2]}`][{o}]" for o in answer.objects)
+    code = code or f"[`{chapter}`]({link(page, f'reference/{chapter}.md')})"
+    return f"| `{question.id}` {title}{worth} | {tests} | {figures} | {code} |"
+
+
+def errata(context: Context, parent: Element) -> None:
+    """List the errata by document, in the order of its questions."""
+    project = context.project
+    order = list(project.questions)
+    for source, title in project.documents.items():
+        found = [
+            one
+            for one in project.errata.values()
+            if one.source == source and one.question in project.questions
+        ]
+        if found:
+            context.parse(parent, f"## {title}")
+            for one in sorted(found, key=lambda one: order.index(one.question)):
+                parts.show_erratum(context, parent, one)
+
+
+def examples(context: Context, parent: Element) -> None:
+    """List the examples: what each shows, and how its figures were made."""
+    project, page = context.project, context.page
+    for chapter, (number, title) in project.chapters.items():
+        path = f"examples/{chapter}.py"
+        code = (project.root / path).read_text("utf-8")
+        made = parts.made_by(parts.known_run(context, chapter), chapter, page)
+        context.parse(
+            parent,
+            f"## {number} {title}\n\n{ast.get_docstring(ast.parse(code)) or ''}\n\n"
+            f"{made}\n{{ .made }}\n\n[The source]({link(page, listing_of(path))}) · "
+            f"[the chapter]({link(page, f'chapters/{chapter}.md')})",
+        )
+
+
+def references(context: Context, parent: Element) -> None:
+    """List the cited works, by author and year."""
+    works = context.project.references
+    for key in sorted(works, key=lambda key: (works[key]["authors"], key)):
+        text = "{authors} ({year}). [*{title}*]({url}). {venue}.".format(**works[key])
+        context.parse(parent, f"{text}\n{{ #{key} .reference }}")

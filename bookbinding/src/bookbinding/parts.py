@@ -1,0 +1,206 @@
+"""Make the parts of a page: questions, evidence, figures, errata, numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+from markdown.util import AtomicString
+
+from bookbinding import runs
+from bookbinding.directives import Context, element
+from bookbinding.listings import highlighted, listing_of
+from bookbinding.project import Erratum, Project, link
+from bookbinding.questions import Question, Test
+
+#: How many tests of a question unfold; the others are links.
+TESTS_SHOWN = 4
+RELATIVE_LINK = re.compile(r"\]\((?!https?:|/)([^)\s]*)\)")
+NUMBER = re.compile(r'(\S+)\s+(?:"([^"]+)"|(\S+))(?:\s+(\S+))?')
+
+
+def question(context: Context, parent: Element, id_: str) -> None:
+    """Head the answer to a question."""
+    asked = known_question(context.project, id_)
+    element(parent, "h3", asked.title, class_="question", id=id_)
+    element(parent, "p", asked.byline, class_="byline")
+
+
+def evidence(context: Context, parent: Element, id_: str) -> None:
+    """Show the tests that are marked with a question, in source order."""
+    known_question(context.project, id_)
+    tests = context.project.evidence(id_)
+    if not tests:
+        raise ValueError(f"{id_} has no evidence: no test is marked with it")
+    for one in tests[:TESTS_SHOWN]:
+        show_test(context, parent, one)
+    if more := tests[TESTS_SHOWN:]:
+        title = f"{len(more)} more test{'' if len(more) == 1 else 's'}"
+        folded = folded_evidence(parent, title)
+        for one in more:
+            item = element(element(folded, "ul"), "li")
+            element(item, "a", AtomicString(one.claim), href=line_of(one, context.page))
+
+
+def test(context: Context, parent: Element, name: str) -> None:
+    """Show one test."""
+    found = context.project.test(name)
+    if found is None:
+        raise ValueError(f"no test is called {name!r}")
+    show_test(context, parent, found)
+
+
+def show_test(context: Context, parent: Element, shown: Test, lead: str = "") -> None:
+    """Show a test's source, folded, with its command and a link to its line."""
+    folded = folded_evidence(parent, f"{lead}{shown.claim}")
+    for code, language in ((shown.code, "python"), (shown.command, "sh")):
+        made = f"<pre><code>{highlighted(code, language)}\n</code></pre>"
+        html = f'<div class="highlight">{made}</div>'
+        element(folded, "p", context.store(html))
+    place = element(folded, "p", class_="place")
+    text = AtomicString(f"{shown.path}, line {shown.line}")
+    element(place, "a", text, href=line_of(shown, context.page))
+
+
+def folded_evidence(parent: Element, title: str) -> Element:
+    """Add a box that unfolds."""
+    folded = element(parent, "details", class_="evidence")
+    element(folded, "summary", AtomicString(title))
+    return folded
+
+
+def line_of(shown: Test, page: str) -> str:
+    """Return the address of a test's line."""
+    return link(page, listing_of(shown.path), f"L{shown.line}")
+
+
+def erratum(context: Context, parent: Element, id_: str) -> None:
+    """Show an erratum of docs/errata."""
+    if id_ not in context.project.errata:
+        raise ValueError(f"no erratum {id_!r} in docs/errata")
+    show_erratum(context, parent, context.project.errata[id_])
+
+
+def errata(context: Context, parent: Element, argument: str) -> None:
+    """Show all errata of a chapter, folded, at the end of its page."""
+    chapter = Path(context.page).stem
+    found = [one for one in context.project.errata.values() if one.chapter == chapter]
+    if argument or not found:
+        raise ValueError(f"write [[errata]] on a chapter's page, not {argument!r}")
+    for one in found:
+        show_erratum(context, parent, one, folded=True)
+
+
+def show_erratum(
+    context: Context, parent: Element, one: Erratum, *, folded: bool = False
+) -> None:
+    """Say whose claim it is, what is right, and show the counterexample."""
+    project, page = context.project, context.page
+    box = element(parent, "details" if folded else "div", class_="admonition erratum")
+    element(box, "summary" if folded else "p", one.title, class_="admonition-title")
+    byline = element(box, "p", class_="byline", id=f"erratum-{one.id}")
+    byline.text = f"{project.documents.get(one.source, one.source)}, "
+    if one.question in project.questions:
+        home = project.questions[one.question].page
+        element(byline, "a", one.question, href=link(page, home, one.question))
+    for lead, text in (("Claim", one.claim), ("Right", one.right)):
+        context.parse(box, f"**{lead}.** {relinked(text.strip(), one, page)}")
+    for name in one.tests:
+        if found := project.test(name):
+            show_test(context, box, found, lead="Counterexample: ")
+
+
+def relinked(text: str, one: Erratum, page: str) -> str:
+    """Make links that are relative to the chapter's page work on another page."""
+    home = f"chapters/{one.chapter}.md"
+
+    def replaced(found: re.Match[str]) -> str:
+        path, _, anchor = found[1].partition("#")
+        return f"]({link(page, f'chapters/{path}' if path else home, anchor)})"
+
+    return text if page == home else RELATIVE_LINK.sub(replaced, text)
+
+
+def figure(context: Context, parent: Element, argument: str) -> None:
+    """Show a figure for light and dark, with its caption and how it was made."""
+    name, _, alt = (part.strip() for part in argument.partition(":"))
+    chapter, _, stem = name.partition("/")
+    folder = context.project.docs / "figures" / chapter
+    there = sorted(path.name[:-10] for path in folder.glob("*-light.svg"))
+    if stem not in there or not (folder / f"{stem}-dark.svg").is_file():
+        raise ValueError(f"no figure {name}; there are {', '.join(there) or 'none'}")
+    if len(alt.split()) < 3:
+        raise ValueError(f"figure {name} needs an alt text that says what is seen")
+    if not context.quoted:
+        raise ValueError(f"figure {name} needs a caption: lines that begin with >")
+    made = made_by(known_run(context, chapter), chapter, context.page)
+    width, height = size_of(folder / f"{stem}-light.svg")
+    shown = element(parent, "figure", class_="book", id=f"figure-{chapter}-{stem}")
+    images = element(shown, "p")
+    for mode in ("light", "dark"):
+        address = link(context.page, f"figures/{name}-{mode}.svg", f"only-{mode}")
+        image = element(images, "img", alt=alt, src=address, loading="lazy")
+        image.attrib |= {"width": str(width), "height": str(height)}
+    caption = element(shown, "figcaption")
+    context.parse(caption, context.quoted)
+    context.parse(caption, f"{made}\n{{ .made }}")
+
+
+def made_by(run: runs.Run, chapter: str, page: str) -> str:
+    """Say how a run's figures were made, in Markdown."""
+    script = link(page, listing_of(f"examples/{chapter}.py"))
+    record = link(page, f"figures/{chapter}/run.json")
+    return (
+        f"Made by [`{run['command']}`]({script}) on a {runs.device(run)} in "
+        f"{runs.duration(run)} ([record]({record}))."
+    )
+
+
+def size_of(image: Path) -> tuple[int, int]:
+    """Return an image's size in pixels, so that the page reserves its space."""
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', image.read_text("utf-8"))
+    if box is None:
+        raise ValueError(f"{image.name} has no viewBox that begins at 0 0")
+    return round(float(box[1]) * 4 / 3), round(float(box[2]) * 4 / 3)
+
+
+def number(context: Context, argument: str) -> Element:
+    """Print a number that a run recorded."""
+    parts = NUMBER.fullmatch(argument)
+    if parts is None:
+        raise ValueError(f"write [[number chapter path format]], not {argument!r}")
+    chapter, path, spec = parts[1], parts[2] or parts[3], parts[4] or ""
+    value = runs.value_at(known_run(context, chapter), path)
+    made = Element("data", {"value": str(value)})
+    made.text = AtomicString(runs.formatted(value, spec))
+    return made
+
+
+def cite(context: Context, argument: str) -> Element:
+    """Name a work, and the place in it."""
+    key, _, place = argument.partition(" ")
+    if key not in context.project.references:
+        raise ValueError(f"references.toml has no {key!r}")
+    cited = Element("span", {"class": "cite"})
+    address = link(context.page, "references.md", key)
+    work = context.project.references[key]
+    text = AtomicString(f"{work['short']} ({work['year']})")
+    place = place.strip(" ,")
+    element(cited, "a", text, href=address).tail = f", {place}" if place else ""
+    return cited
+
+
+def known_run(context: Context, chapter: str) -> runs.Run:
+    """Return the record of a chapter's run."""
+    run = runs.read_run(context.project.docs, chapter)
+    if run is None:
+        raise ValueError(f"no run of {chapter!r} has been made: no run.json")
+    return run
+
+
+def known_question(project: Project, id_: str) -> Question:
+    """Return the question of an id."""
+    if id_ not in project.questions:
+        raise ValueError(f"questions.toml has no {id_!r}")
+    return project.questions[id_]

@@ -1,0 +1,172 @@
+"""Read what the pages are made of, once per build, and say what is missing."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mkdocs.utils.meta import get_data
+
+from bookbinding import questions
+
+HEADING = re.compile(r'<h3 class="question" id="([^"]+)">')
+FIGURE = re.compile(r'<figure class="book" id="figure-([^"]+)">')
+ERRATUM = re.compile(r'id="erratum-([^"]+)"')
+OBJECT = re.compile(r'<autoref [^>]*identifier="(transformers_hw\.[\w.]+)"')
+
+
+@dataclass(frozen=True)
+class Erratum:
+    """A mistake of a source document, with the tests that show it."""
+
+    id: str
+    question: str
+    source: str
+    title: str
+    claim: str
+    right: str
+    chapter: str
+    tests: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rendered page holds under one question's heading."""
+
+    question: str
+    page: str
+    evidence: bool
+    figures: tuple[str, ...]
+    objects: tuple[str, ...]
+
+
+@dataclass
+class Project:
+    """The questions, tests, errata and references of a checkout, and the answers found.
+
+    Attributes:
+        root: The folder of mkdocs.yml.
+        docs: The folder of the pages.
+        answers: What the pages rendered so far answer.
+        errata_shown: The ids of the errata that they show.
+    """
+
+    root: Path
+    docs: Path
+    answers: list[Answer] = field(default_factory=list)
+    errata_shown: list[str] = field(default_factory=list)
+
+    @cached_property
+    def questions(self) -> dict[str, questions.Question]:
+        """Every question, by id."""
+        path = self.docs / "questions.toml"
+        return questions.read_questions(path) if path.is_file() else {}
+
+    @cached_property
+    def documents(self) -> dict[str, str]:
+        """The titles of the documents that errata are about, by key."""
+        return _toml(self.docs / "questions.toml").get("document", {})
+
+    @cached_property
+    def tests(self) -> list[questions.Test]:
+        """Every test, in source order."""
+        return list(questions.read_tests(self.root))
+
+    @cached_property
+    def references(self) -> dict[str, dict[str, Any]]:
+        """Every cited work, by key."""
+        return _toml(self.docs / "references.toml")
+
+    @cached_property
+    def errata(self) -> dict[str, Erratum]:
+        """Every erratum, by id."""
+        return {
+            entry["id"]: Erratum(**entry, chapter=path.stem)
+            for path in sorted((self.docs / "errata").glob("*.toml"))
+            for entry in _toml(path).get("erratum", [])
+        }
+
+    @cached_property
+    def chapters(self) -> dict[str, tuple[int, str]]:
+        """The numbers and titles of the chapters, in order, by name."""
+        pages = (self.docs / "chapters").glob("*.md")
+        heads = {path.stem: get_data(path.read_text("utf-8"))[1] for path in pages}
+        found = {name: head for name, head in heads.items() if "chapter" in head}
+        return {
+            name: (found[name]["chapter"], found[name]["title"])
+            for name in sorted(found, key=lambda name: found[name]["chapter"])
+        }
+
+    def evidence(self, question: str) -> list[questions.Test]:
+        """Return the tests that carry a question's marker."""
+        return [test for test in self.tests if question in test.questions]
+
+    def test(self, name: str) -> questions.Test | None:
+        """Return the test of a name."""
+        return next((test for test in self.tests if test.name == name), None)
+
+    def answer(self, question: str) -> Answer | None:
+        """Return the answer to a question, if a page has it."""
+        return next((one for one in self.answers if one.question == question), None)
+
+    def note_answers(self, html: str, page: str) -> None:
+        """Note which questions a page answers, and with what."""
+        parts = HEADING.split(html)
+        self.answers += [
+            Answer(
+                id_,
+                page,
+                evidence='<details class="evidence">' in body,
+                figures=tuple(FIGURE.findall(body)),
+                objects=tuple(dict.fromkeys(OBJECT.findall(body))),
+            )
+            for id_, body in zip(parts[1::2], parts[2::2], strict=True)
+        ]
+        if page.startswith("chapters/"):
+            self.errata_shown += ERRATUM.findall(html)
+
+    def gaps(self) -> Iterator[str]:
+        """Say what is missing: answers, evidence, questions, errata."""
+        counts = Counter(answer.question for answer in self.answers)
+        for id_, question in self.questions.items():
+            answer, place = self.answer(id_), f"{question.page}: {id_}"
+            if answer is None:
+                yield f"{place} is not answered"
+            elif answer.page != question.page:
+                yield f"{answer.page}: {id_} belongs on {question.page}"
+            elif counts[id_] > 1:
+                yield f"{place} is answered twice"
+            elif not answer.evidence:
+                yield f"{place} is answered without evidence: write [[evidence {id_}]]"
+        for test in self.tests:
+            for id_ in set(test.questions) - set(self.questions):
+                yield f"{test.path}:{test.line}: no question {id_!r}"
+        shown = Counter(self.errata_shown)
+        for id_, erratum in self.errata.items():
+            place = f"errata/{erratum.chapter}.toml: {id_}"
+            if shown[id_] != 1:
+                yield f"{place} is shown {shown[id_]} times, not once"
+            if erratum.question not in self.questions:
+                yield f"{place}: no question {erratum.question!r}"
+            if erratum.source not in self.documents:
+                yield f"{place}: source is one of {', '.join(self.documents)}"
+            unknown = [name for name in erratum.tests if self.test(name) is None]
+            if unknown or not erratum.tests:
+                yield f"{place} needs a test; there is none called {unknown}"
+
+
+def link(page: str, target: str, anchor: str = "") -> str:
+    """Return the address of a page or file as seen from another page."""
+    address = posixpath.relpath(target, posixpath.dirname(page) or ".")
+    return f"{address}#{anchor}" if anchor else address
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text("utf-8")) if path.is_file() else {}
