@@ -1,4 +1,7 @@
-"""Figures of chapter 1: what the scale does, and how the output follows the keys."""
+"""Figures of chapter 1: what the scale does, and how the output follows the keys.
+
+No training: everything is computed from a few small tensors.
+"""
 
 import math
 from dataclasses import dataclass
@@ -8,10 +11,11 @@ from einops import einsum
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from transformers_hw import attention, attention_weights, softargmax
-from transformers_hw.lab.example import (
+from transformers_hw import attention_weights, dot_product_attention, softmax
+from transformers_hw.lab.experiment import (
     Drawings,
     ExampleConfig,
+    Experiment,
     Metrics,
     Results,
     run_example,
@@ -23,12 +27,12 @@ SCORES = (1.0, 2.5, 0.2, 2.2, -1.0)
 
 @dataclass(frozen=True)
 class Config(ExampleConfig):
-    """How finely to sample."""
+    """Number of samples."""
 
     samples: int = 2_000
     """Draws of the noise on a key."""
     widths: tuple[int, ...] = (4, 16, 64, 256)
-    """Widths d for which the gradient of softmax is measured."""
+    """Dimensions d for which the gradient of softmax is measured."""
 
 
 PRESETS = {
@@ -38,26 +42,35 @@ PRESETS = {
 }
 
 
-def compute(config: Config, device: torch.device) -> tuple[Results, Metrics]:
+def compute(experiment: Experiment[Config]) -> None:
     """Compute the numbers behind all four figures."""
-    results: Results = {}
+    results = experiment.results
     for part in (averaging_to_selecting, key_noise, long_keys, gradient_sizes):
-        found = part(config, device)
+        found = part(experiment.config, experiment.device)
         results |= {f"{part.__name__}.{name}": x for name, x in found.items()}
     noise = results["key_noise.measured_mean"] / results["key_noise.stated_mean"]
     gradient = results["gradient_sizes.unscaled"]
-    metrics = {
+    experiment.metrics |= {
         "second_order_ratio_at_small_noise": round(noise[0].item(), 3),
         "unscaled_gradient_loss": round((gradient[0] / gradient[-1]).item(), 1),
     }
-    return results, metrics
+
+
+def summary(metrics: Metrics) -> str:
+    """Return the outcome in words."""
+    return (
+        "Measured over predicted second-order effect of noise on a key: "
+        f"{metrics['second_order_ratio_at_small_noise']}\n"
+        "Without 1/√d, the gradient of softmax shrinks by a factor of "
+        f"{metrics['unscaled_gradient_loss']} from the smallest d to the largest"
+    )
 
 
 def averaging_to_selecting(config: Config, device: torch.device) -> Results:
-    """Give weights and their entropy, from even to one-hot."""
+    """Compute weights and their entropy, from uniform to one-hot."""
     betas = torch.logspace(-2, 2, 81, dtype=torch.float64)
     scores = torch.tensor(SCORES, dtype=torch.float64)
-    weights = torch.stack([softargmax(scores, beta.item()) for beta in betas])
+    weights = torch.stack([softmax(scores, beta.item()) for beta in betas])
     return {
         "beta": betas,
         "weights": weights,
@@ -66,22 +79,19 @@ def averaging_to_selecting(config: Config, device: torch.device) -> Results:
 
 
 def key_noise(config: Config, device: torch.device) -> Results:
-    """Give how far the output moves when noise moves one key."""
+    """Measure how far the output moves when noise moves one key."""
     draw = torch.Generator().manual_seed(config.seed)
     size = {"generator": draw, "dtype": torch.float64}
-    query, key, value = (
-        torch.randn(1, 8, **size),
-        torch.randn(6, 8, **size),
-        torch.randn(6, 3, **size),
-    )
+    shapes = ((1, 8), (6, 8), (6, 3))
+    query, key, value = (torch.randn(*shape, **size) for shape in shapes)
     beta = 1 / math.sqrt(8)
-    output, _ = attention(query, key, value, scale=beta)
+    output = dot_product_attention(query, key, value, scale=beta)
     a = attention_weights(query, key, scale=beta)[0, 2]
     far = value[2] - output[0]
     length = query.norm()
     sigmas = torch.logspace(-2, 0.5, 11, dtype=torch.float64)
     unit = torch.randn(config.samples, 8, **size)
-    # Antithetic draws: the first order cancels exactly, and leaves the second to see.
+    # Antithetic draws: the first order cancels exactly and leaves the second.
     unit = torch.cat([unit, -unit])
     moves = []
     for sigma in sigmas:
@@ -104,7 +114,7 @@ def key_noise(config: Config, device: torch.device) -> Results:
 
 
 def tie() -> Results:
-    """Give the output beside a tie, for ever harder attention."""
+    """Compute the output near a tie, for ever harder attention."""
     nudges = torch.linspace(-1, 1, 201, dtype=torch.float64)
     query = torch.tensor([[1.0]], dtype=torch.float64)
     value = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
@@ -112,9 +122,9 @@ def tie() -> Results:
     rows = [
         torch.stack(
             [
-                attention(
+                dot_product_attention(
                     query, torch.stack([query[0], query[0] + nudge]), value, scale=beta
-                )[0][0, 0]
+                )[0, 0]
                 for nudge in nudges
             ]
         )
@@ -128,7 +138,7 @@ def tie() -> Results:
 
 
 def long_keys(config: Config, device: torch.device) -> Results:
-    """Give the weight of a key as it grows longer, for queries all around it."""
+    """Compute the weight of a key as it grows longer, for queries all around it."""
     key = torch.tensor([[1.0, 0.0], [-0.3, 0.8], [0.2, -0.7]], dtype=torch.float64)
     angles = torch.linspace(0, math.pi, 7, dtype=torch.float64)
     query = torch.stack([angles.cos(), angles.sin()], dim=-1)
@@ -145,7 +155,7 @@ def long_keys(config: Config, device: torch.device) -> Results:
 
 
 def gradient_sizes(config: Config, device: torch.device) -> Results:
-    """Give the size of softmax's Jacobian for scores of ever wider vectors."""
+    """Measure the norm of softmax's Jacobian as the dimension grows."""
 
     def size(d: int, beta: float) -> Tensor:
         query = torch.randn(400, 1, d, device=device)
@@ -162,7 +172,7 @@ def gradient_sizes(config: Config, device: torch.device) -> Results:
 
 
 def drawings(results: Results, metrics: Metrics) -> Drawings:
-    """Say how each figure is drawn."""
+    """Return the figures."""
 
     def part(name: str) -> dict[str, Tensor]:
         start = name + "."
@@ -182,31 +192,33 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
             labels=[f"score {score:g}" for score in SCORES],
             alpha=0.85,
         )
-        above.set(ylabel="weights", ylim=(0, 1), title="even … chosen")
+        above.set(
+            ylabel="weights", ylim=(0, 1), title="from uniform to one-hot weights"
+        )
         above.legend(loc="upper left", bbox_to_anchor=(1, 1), handlelength=1)
         below.plot(data["beta"], data["entropy"], color=theme.ink)
         below.axhline(math.log(len(SCORES)), color=theme.faint, linestyle="--")
-        below.annotate("log 5: all alike", (0.011, math.log(5)), va="bottom")
+        below.annotate("log 5: uniform", (0.011, math.log(5)), va="bottom")
         below.set(xscale="log", xlabel="β", ylabel="entropy of the weights")
         below.set(xlim=(0.01, 100), ylim=(0, 1.85))
 
     def noise(figure: Figure, theme: Theme) -> None:
         data = part("key_noise")
         left, right = figure.subplots(1, 2)
-        for name, label, colour in (
-            ("rms", "how far it moves", theme.series[0]),
-            ("mean", "how far its mean moves", theme.series[1]),
+        for name, label, color in (
+            ("rms", "RMS change of the output", theme.series[0]),
+            ("mean", "change of its mean", theme.series[1]),
         ):
-            left.plot(data["sigma"], data[f"stated_{name}"], color=colour, label=label)
-            left.plot(data["sigma"], data[f"measured_{name}"], "o", color=colour, ms=4)
+            left.plot(data["sigma"], data[f"stated_{name}"], color=color, label=label)
+            left.plot(data["sigma"], data[f"measured_{name}"], "o", color=color, ms=4)
         left.set(xscale="log", yscale="log", xlabel="σ of the noise on one key")
         left.set(title="lines: first and second order; dots: measured")
         left.legend(loc="upper left")
-        for row, beta, colour in zip(
+        for row, beta, color in zip(
             data["beside_tie"], data["tie_beta"].tolist(), theme.series, strict=False
         ):
             label = "hard" if math.isinf(beta) else f"β = {beta:g}"
-            right.plot(data["nudge"], row, color=colour, label=label)
+            right.plot(data["nudge"], row, color=color, label=label)
         right.set(xlabel="nudge of one of two tied keys", ylabel="output")
         right.set(title="the jump of hard attention")
         right.legend(loc="upper left")
@@ -215,25 +227,25 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         data = part("long_keys")
         axes = figure.subplots()
         for product, weight in zip(data["product"], data["weight"].T, strict=True):
-            colour = theme.series[0] if product > 0 else theme.series[1]
-            colour = theme.series[5] if abs(product) < 1e-9 else colour
-            axes.plot(data["length"], weight, color=colour)
-        for text, height, colour in (
+            color = theme.series[0] if product > 0 else theme.series[1]
+            color = theme.series[5] if abs(product) < 1e-9 else color
+            axes.plot(data["length"], weight, color=color)
+        for text, height, color in (
             ("q·k > 0", 1.0, theme.series[0]),
             ("q·k = 0", data["weight"][-1, 3].item(), theme.series[5]),
             ("q·k < 0", 0.0, theme.series[1]),
         ):
-            label_line(axes, text, (data["length"][-1].item(), height), colour)
+            label_line(axes, text, (data["length"][-1].item(), height), color)
         axes.set(xlabel="length α of the key", ylabel="its weight", ylim=(0, 1))
-        axes.set(title="a longer key wins or loses by the sign of q·k")
+        axes.set(title="a longer key gains or loses weight by the sign of q·k")
 
     def gradients(figure: Figure, theme: Theme) -> None:
         data = part("gradient_sizes")
         axes = figure.subplots()
         for name, label in (("scaled", "with 1/√d"), ("unscaled", "without")):
             axes.plot(data["d"], data[name], "o-", ms=4, label=label)
-        axes.set(xscale="log", yscale="log", xlabel="width d of queries and keys")
-        axes.set(ylabel="size of softmax's Jacobian", title="why to divide by √d")
+        axes.set(xscale="log", yscale="log", xlabel="dimension d of queries and keys")
+        axes.set(ylabel="norm of softmax's Jacobian", title="why we divide by √d")
         axes.legend()
 
     return {
@@ -245,4 +257,4 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
 
 
 if __name__ == "__main__":
-    run_example("attention", presets=PRESETS, compute=compute, drawings=drawings)
+    run_example("attention", PRESETS, compute, drawings, summary)

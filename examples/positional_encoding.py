@@ -1,48 +1,45 @@
-"""Figures of chapter 2: the codes, what they tell, and how far they reach."""
+"""Figures of chapter 2: the encodings, their products, and how far they generalize.
+
+A layer of self-attention learns to copy the token three positions back, with learned
+and with sinusoidal positions, and is tested on sequences twice as long.
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from transformers_hw import (
-    LearnedPositions,
-    OneHotPositions,
-    PositionalEncoding,
-    SelfAttention,
-    SinusoidalPositions,
-)
+from transformers_hw import LearnedPositions, SelfAttention, SinusoidalPositions
 from transformers_hw.lab.batching import GeneratedBatches
-from transformers_hw.lab.example import (
+from transformers_hw.lab.experiment import (
     Drawings,
-    ExampleConfig,
+    Experiment,
     Metrics,
     Results,
+    TrainingExampleConfig,
     run_example,
-    training_folder,
 )
-from transformers_hw.lab.objectives import totals
-from transformers_hw.lab.optimisation import TrainingConfig
+from transformers_hw.lab.objectives import cross_entropy_sums
 from transformers_hw.lab.plotting import Theme, heatmap, label_line
-from transformers_hw.lab.training import train
+from transformers_hw.lab.seeds import seeded_generator
+from transformers_hw.positional_encoding import OneHotPositions, PositionalEncoding
 
-VOCABULARY, BACK = 16, 3
+VOCAB_SIZE, OFFSET = 16, 3
 
 
 @dataclass(frozen=True)
-class Config(ExampleConfig):
-    """The task of copying the token three places back."""
+class Config(TrainingExampleConfig):
+    """Settings of the copying task."""
 
     steps: int = 300
-    """Steps of training, for each encoding."""
+    """Training steps for each encoding."""
     length: int = 16
-    """Length of the sequences that are trained on; twice that is tested."""
+    """Length of the training sequences; test sequences are twice as long."""
     dim: int = 32
-    """Width of a code."""
-    batch_size: int = 64
-    """Sequences in a batch."""
+    """Dimension of an encoding."""
 
 
 PRESETS = {
@@ -52,100 +49,108 @@ PRESETS = {
 }
 
 
-def compute(config: Config, device: torch.device) -> tuple[Results, Metrics]:
-    """Give the codes and their properties, then train with learnt and fixed ones."""
-    sinusoidal = SinusoidalPositions(48)
-    codes = sinusoidal.codes(64)
-    counted = torch.arange(1, 9, dtype=torch.float64)
-    results: Results = {
-        "codes.sinusoidal": codes.float(),
-        "codes.one_hot": OneHotPositions(64).codes(64).float(),
-        "products": (codes @ codes.T)[0],
-        "wavelengths": 2 * math.pi / SinusoidalPositions(16).frequencies(),
-        "wavelengths_from_one": 2 * math.pi * 10_000 ** (counted / 8),
-    }
-    table = LearnedPositions(2 * config.length, config.dim, combine="concatenate")
-    fixed = SinusoidalPositions(config.dim, combine="concatenate")
-    encodings = {"learned": table, "sinusoidal": fixed}
-    metrics: Metrics = {"length": config.length}
-    for name, positions in encodings.items():
-        right = copied(config, name, positions)
-        results[f"copied.{name}"] = right
-        seen, beyond = right[BACK : config.length], right[config.length :]
-        metrics[f"{name}_within"] = round(seen.mean().item(), 4)
-        metrics[f"{name}_beyond"] = round(beyond.mean().item(), 4)
-    return results, metrics
-
-
 class Copier(nn.Module):
-    """One layer of self-attention and a readout: all that copying needs."""
+    """One layer of self-attention and a linear readout."""
 
     def __init__(self, positions: PositionalEncoding) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, VOCABULARY)
-        self.attention = SelfAttention(VOCABULARY, positions=positions, head_dim=64)
-        self.readout = nn.Linear(VOCABULARY, VOCABULARY)
+        self.embedding = nn.Embedding(VOCAB_SIZE, VOCAB_SIZE)
+        self.attention = SelfAttention(VOCAB_SIZE, positions=positions, head_dim=64)
+        self.readout = nn.Linear(VOCAB_SIZE, VOCAB_SIZE)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Give the logits of the token to copy, at every position."""
-        return self.readout(self.attention(self.embedding(tokens), causal=True)[0])
+        """Return the logits of the token to copy, at every position."""
+        return self.readout(self.attention(self.embedding(tokens), causal=True))
 
 
-def copied(config: Config, name: str, positions: PositionalEncoding) -> Tensor:
-    """Train on short sequences; give the share copied right, by position, on longer."""
+def compute(experiment: Experiment[Config]) -> None:
+    """Compute encodings and their products, then train with two kinds of them."""
+    config = experiment.config
+    sinusoidal = SinusoidalPositions(48).embeddings(64)
+    counted = torch.arange(1, 9, dtype=torch.float64)
+    experiment.results |= {
+        "embeddings.sinusoidal": sinusoidal.float(),
+        "embeddings.one_hot": OneHotPositions(64).embeddings(64).float(),
+        "products": (sinusoidal @ sinusoidal.T)[0],
+        "wavelengths": 2 * math.pi / SinusoidalPositions(16).frequencies(),
+        "wavelengths_from_one": 2 * math.pi * 10_000 ** (counted / 8),
+    }
+    experiment.metrics["length"] = config.length
+    for name, make in {
+        "learned": lambda: LearnedPositions(
+            2 * config.length, config.dim, combine="concatenate"
+        ),
+        "sinusoidal": lambda: SinusoidalPositions(config.dim, combine="concatenate"),
+    }.items():
+        accuracy = copying_accuracy(experiment, name, make)
+        experiment.results[f"copied.{name}"] = accuracy
+        seen, beyond = accuracy[OFFSET : config.length], accuracy[config.length :]
+        experiment.metrics[f"{name}_within"] = round(seen.mean().item(), 4)
+        experiment.metrics[f"{name}_beyond"] = round(beyond.mean().item(), 4)
+
+
+def copying_accuracy(
+    experiment: Experiment[Config],
+    name: str,
+    make_positions: Callable[[], PositionalEncoding],
+) -> Tensor:
+    """Train on short sequences; return the accuracy on longer ones, by position."""
+    config = experiment.config
 
     def make(samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         shape = (samples, config.length)
-        tokens = torch.randint(VOCABULARY, shape, generator=generator)
-        return tokens, tokens[:, :-BACK]
+        tokens = torch.randint(VOCAB_SIZE, shape, generator=generator)
+        return tokens, tokens[:, :-OFFSET]
 
     def objective(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        tokens, wanted = batch
-        return totals(model(tokens)[:, BACK:], wanted)
+        tokens, target = batch
+        return cross_entropy_sums(model(tokens)[:, OFFSET:], target)
 
-    model = Copier(positions)
-    train(
-        model,
-        GeneratedBatches(
-            make,
-            config.batch_size,
-            steps_per_epoch=max(1, config.steps // 10),
-            seed=config.seed,
-        ),
+    model, _ = experiment.train(
+        name,
+        lambda: Copier(make_positions()),
+        GeneratedBatches(make, config.batch_size, seed=config.seed),
         objective,
-        TrainingConfig(
-            out=training_folder(config, name),
-            steps=config.steps,
-            batch_size=config.batch_size,
-            learning_rate=1e-2,
-            weight_decay=0.0,
-            seed=config.seed,
-            device=config.device,
-            start_over=True,
-        ),
+        steps=config.steps,
+        evaluate_every=max(1, config.steps // 10),
+        learning_rate=1e-2,
+        weight_decay=0.0,
+        identity={"length": config.length},
     )
-    model = model.cpu().eval()
-    tokens = torch.randint(VOCABULARY, (2_000, 2 * config.length))
+    shape, generator = (2_000, 2 * config.length), seeded_generator("test", config.seed)
+    tokens = torch.randint(VOCAB_SIZE, shape, generator=generator)
     with torch.no_grad():
-        guesses = model(tokens).argmax(-1)[:, BACK:]
-    right = (guesses == tokens[:, :-BACK]).float().mean(0)
-    return torch.cat([torch.full((BACK,), math.nan), right])
+        predicted = model.cpu()(tokens).argmax(-1)[:, OFFSET:]
+    correct = (predicted == tokens[:, :-OFFSET]).float().mean(0)
+    return torch.cat([torch.full((OFFSET,), math.nan), correct])
+
+
+def summary(metrics: Metrics) -> str:
+    """Return the outcome in words."""
+    rows = [
+        f"{name}: {metrics[f'{name}_within']:.1%} copied correctly up to the training "
+        f"length {metrics['length']}, {metrics[f'{name}_beyond']:.1%} beyond it"
+        for name in ("sinusoidal", "learned")
+    ]
+    return "\n".join([*rows, f"(chance: {1 / VOCAB_SIZE:.1%})"])
 
 
 def drawings(results: Results, metrics: Metrics) -> Drawings:
-    """Say how each figure is drawn."""
+    """Return the figures."""
 
-    def codes(figure: Figure, theme: Theme) -> None:
+    def embeddings(figure: Figure, theme: Theme) -> None:
         left, right = figure.subplots(1, 2, width_ratios=[48, 64])
-        heatmap(left, theme, results["codes.sinusoidal"], signed=True)
-        heatmap(right, theme, results["codes.one_hot"])
+        heatmap(left, theme, results["embeddings.sinusoidal"], signed=True)
+        heatmap(right, theme, results["embeddings.one_hot"])
         for axes, title in ((left, "sinusoidal"), (right, "one-hot")):
             axes.set(title=title, xlabel="dimension", ylabel="position")
 
     def products(figure: Figure, theme: Theme) -> None:
         left, right = figure.subplots(1, 2)
         left.plot(results["products"] / results["products"][0], color=theme.series[0])
-        left.set(title="a code times another", xlabel="distance", ylabel="cosine")
+        left.set(
+            title="similarity of two encodings", xlabel="distance", ylabel="cosine"
+        )
         for name, label, marker in (
             ("wavelengths", "counted from 0", "o"),
             ("wavelengths_from_one", "counted from 1", "s"),
@@ -161,23 +166,25 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         axes = figure.subplots()
         length = metrics["length"]
         axes.axvspan(0, length - 0.5, color=theme.faint, alpha=0.35, linewidth=0)
-        axes.annotate("trained on these positions", (0.5, 1.03))
-        for name, colour in (
+        axes.annotate("training positions", (0.5, 1.03))
+        for name, color in (
             ("sinusoidal", theme.series[0]),
             ("learned", theme.series[1]),
         ):
             line = results[f"copied.{name}"]
-            axes.plot(line, color=colour, marker="o", ms=3)
-            label_line(axes, name, (len(line) - 1, line[-5:].mean().item()), colour)
-        axes.axhline(1 / VOCABULARY, color=theme.ink, linestyle=":")
-        axes.annotate("guessing", (0.5, 1 / VOCABULARY + 0.02))
-        axes.set(ylim=(0, 1.12), xlabel="position", ylabel="copied right")
-        axes.set(title=f"copying the token {BACK} places back")
+            axes.plot(line, color=color, marker="o", ms=3)
+            label_line(axes, name, (len(line) - 1, line[-5:].mean().item()), color)
+        axes.axhline(1 / VOCAB_SIZE, color=theme.ink, linestyle=":")
+        axes.annotate("chance", (0.5, 1 / VOCAB_SIZE + 0.02))
+        axes.set(ylim=(0, 1.12), xlabel="position", ylabel="accuracy")
+        axes.set(title=f"copying the token {OFFSET} positions back")
 
-    return {"codes": (codes, 3.4), "products": (products, 3.0), "beyond": (beyond, 3.0)}
+    return {
+        "embeddings": (embeddings, 3.4),
+        "products": (products, 3.0),
+        "beyond": (beyond, 3.0),
+    }
 
 
 if __name__ == "__main__":
-    run_example(
-        "positional_encoding", presets=PRESETS, compute=compute, drawings=drawings
-    )
+    run_example("positional_encoding", PRESETS, compute, drawings, summary)

@@ -1,4 +1,4 @@
-"""Figures of chapter 4: layers built weight by weight, and what softness costs them."""
+"""Figures of chapter 4: layers built weight by weight, and their error when soft."""
 
 import math
 from dataclasses import dataclass
@@ -6,34 +6,35 @@ from dataclasses import dataclass
 import torch
 from matplotlib.figure import Figure
 
-from transformers_hw import (
+from transformers_hw.lab.experiment import (
+    Drawings,
+    ExampleConfig,
+    Experiment,
+    Metrics,
+    Results,
+    run_example,
+)
+from transformers_hw.lab.plotting import Theme, heatmap
+from transformers_hw.self_attention import (
     convolution_attention,
     identity_attention,
     off_target_mass,
     permutation_attention,
     pointwise_linear_attention,
 )
-from transformers_hw.lab.example import (
-    Drawings,
-    ExampleConfig,
-    Metrics,
-    Results,
-    run_example,
-)
-from transformers_hw.lab.plotting import Theme, heatmap
 
 LENGTH = 9
 SHUFFLE = [3, 0, 2, 8, 6, 7, 5, 1, 4]
 KERNEL = (-1.0, 2.0, -0.5)
-SOFTNESS = (1.0, 3.0, math.inf)
+SHARPNESS = (1.0, 3.0, math.inf)
 
 
 @dataclass(frozen=True)
 class Config(ExampleConfig):
-    """How finely to sample."""
+    """Number of samples."""
 
     steps: int = 25
-    """Number of temperatures."""
+    """Number of values of the sharpness."""
     length: int = 16
     """Number of tokens whose error is measured."""
 
@@ -45,12 +46,11 @@ PRESETS = {
 }
 
 
-def compute(config: Config, device: torch.device) -> tuple[Results, Metrics]:
-    """Build the layers, show their weights, and measure their errors."""
-    results: Results = {}
+def compute(experiment: Experiment[Config]) -> None:
+    """Build the layers, compute their weights, and measure their errors."""
     x = torch.randn(1, LENGTH, 1, dtype=torch.float64)
     kernel = torch.tensor(KERNEL, dtype=torch.float64).reshape(1, 1, 3)
-    for sharpness in SOFTNESS:
+    for sharpness in SHARPNESS:
         layers = {
             "identity": identity_attention(
                 LENGTH, 1, sharpness=sharpness, dtype=x.dtype
@@ -64,54 +64,47 @@ def compute(config: Config, device: torch.device) -> tuple[Results, Metrics]:
         }
         for name, layer in layers.items():
             _, weights = layer(x, return_weights=True)
-            results[f"weights.{name}.{sharpness:g}"] = weights[0]
-    results |= errors(config, device)
-    worst = (results["measured"] - results["stated"]).abs().max().item()
-    return results, {"largest_difference_from_the_formula": worst}
+            experiment.results[f"weights.{name}.{sharpness:g}"] = weights[0]
+    found = errors(experiment.config, experiment.device)
+    experiment.results |= found
+    worst = (found["measured"] - found["stated"]).abs().max().item()
+    experiment.metrics["largest_difference_from_the_formula"] = worst
+
+
+def summary(metrics: Metrics) -> str:
+    """Return the outcome in words."""
+    worst = metrics["largest_difference_from_the_formula"]
+    return f"Measured and derived errors of soft layers differ by at most {worst:.1e}"
 
 
 @torch.no_grad()
 def errors(config: Config, device: torch.device) -> Results:
-    """Measure how far soft layers are from the exact ones, beside what was derived."""
+    """Measure the error of soft layers, and compute it by the formula."""
     n, dim = config.length, 4
     x = torch.randn(1, n, dim, dtype=torch.float64, device=device)
     order = torch.randperm(n)
-    place = {"device": device, "dtype": torch.float64}
-    matrix = torch.randn(3, dim, **place)
-    kernel = torch.randn(3, dim, 5, **place)
+    factory = {"device": device, "dtype": torch.float64}
+    matrix = torch.randn(3, dim, **factory)
+    kernel = torch.randn(3, dim, 5, **factory)
     sharpness = torch.linspace(0, 30, config.steps, dtype=torch.float64)
     measured, stated = [], []
     for c in sharpness.tolist():
         pairs = [
-            [identity_attention(n, dim, sharpness=s, **place) for s in (c, math.inf)],
-            [
-                permutation_attention(order, dim, sharpness=s, **place)
-                for s in (c, math.inf)
-            ],
-            [
-                pointwise_linear_attention(matrix, length=n, sharpness=s)
-                for s in (c, math.inf)
-            ],
-            [
-                convolution_attention(
+            [make(s) for s in (c, math.inf)]
+            for make in (
+                lambda s: identity_attention(n, dim, sharpness=s, **factory),
+                lambda s: permutation_attention(order, dim, sharpness=s, **factory),
+                lambda s: pointwise_linear_attention(matrix, length=n, sharpness=s),
+                lambda s: convolution_attention(
                     kernel, length=n, padding_mode="replicate", sharpness=s
-                )
-                for s in (c, math.inf)
-            ],
+                ),
+            )
         ]
         # Softening replaces a token by a mixture with the mean of the others.
         mean_of_others = (x.sum(dim=1, keepdim=True) - x) / (n - 1)
         softened = x + off_target_mass(n, c) * (mean_of_others - x)
-        exact = [hard(x)[0] for _, hard in pairs]
-        measured.append(
-            [(soft(x)[0] - y).norm() for (soft, _), y in zip(pairs, exact, strict=True)]
-        )
-        stated.append(
-            [
-                (hard(softened)[0] - y).norm()
-                for (_, hard), y in zip(pairs, exact, strict=True)
-            ]
-        )
+        measured.append([(soft(x) - hard(x)).norm() for soft, hard in pairs])
+        stated.append([(hard(softened) - hard(x)).norm() for _, hard in pairs])
     return {
         "sharpness": sharpness,
         "measured": torch.tensor(measured, dtype=torch.float64),
@@ -120,33 +113,33 @@ def errors(config: Config, device: torch.device) -> Results:
 
 
 def drawings(results: Results, metrics: Metrics) -> Drawings:
-    """Say how each figure is drawn."""
+    """Return the figures."""
 
     def matrices(figure: Figure, theme: Theme) -> None:
         names = ("identity", "permutation", "convolution")
         columns = [("identity", 0), ("permutation", 0)]
         columns += [("convolution", head) for head in range(len(KERNEL))]
-        axes = figure.subplots(len(SOFTNESS), len(columns))
-        for row, sharpness in zip(axes, SOFTNESS, strict=True):
-            for place, (name, head) in zip(row, columns, strict=True):
+        axes = figure.subplots(len(SHARPNESS), len(columns))
+        for row, sharpness in zip(axes, SHARPNESS, strict=True):
+            for cell, (name, head) in zip(row, columns, strict=True):
                 weights = results[f"weights.{name}.{sharpness:g}"][head]
-                heatmap(place, theme, weights, limit=1.0)
+                heatmap(cell, theme, weights, limit=1.0)
             label = "hard" if math.isinf(sharpness) else f"c = {sharpness:g}"
             row[0].set_ylabel(label)
         titles = [*names[:2], *(f"tap {tap:g}" for tap in KERNEL)]
-        for place, title in zip(axes[0], titles, strict=True):
-            place.set_title(title)
+        for cell, title in zip(axes[0], titles, strict=True):
+            cell.set_title(title)
 
     def curve(figure: Figure, theme: Theme) -> None:
         axes = figure.subplots()
-        names = ("identity", "permutation", "running linear layer", "convolution")
+        names = ("identity", "permutation", "position-wise linear layer", "convolution")
         for i, name in enumerate(names):
-            colour = theme.series[i]
+            color = theme.series[i]
             x = results["sharpness"]
-            # Moving tokens does not change how far softening moves them.
+            # Permuting tokens does not change how far softening moves them.
             style = "--" if name == "permutation" else "-"
-            axes.plot(x, results["stated"][:, i], style, color=colour, label=name)
-            axes.plot(x, results["measured"][:, i], "o", color=colour, ms=3.5)
+            axes.plot(x, results["stated"][:, i], style, color=color, label=name)
+            axes.plot(x, results["measured"][:, i], "o", color=color, ms=3.5)
         axes.set(
             yscale="log", xlabel="sharpness c", ylabel="distance from the exact layer"
         )
@@ -157,4 +150,4 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
 
 
 if __name__ == "__main__":
-    run_example("self_attention", presets=PRESETS, compute=compute, drawings=drawings)
+    run_example("self_attention", PRESETS, compute, drawings, summary)

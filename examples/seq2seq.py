@@ -1,12 +1,13 @@
 """Figures of chapter 5: where the bottleneck breaks, and the way around it.
 
 Three models learn to change the case of short texts: a recurrent encoder and decoder,
-the same two with attention, and a Transformer. All are then asked about longer texts
-than they were trained on. The recurrent ones are trained with states of several
-widths, with and without attention.
+the same two with attention, and a Transformer. All are then tested on longer texts than
+they were trained on. The recurrent ones are trained with states of several widths.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,49 +17,53 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from transformers_hw.lab.batching import GeneratedBatches
-from transformers_hw.lab.example import (
+from transformers_hw.lab.change_of_case import ChangeOfCase
+from transformers_hw.lab.experiment import (
     Drawings,
-    ExampleConfig,
+    Experiment,
     Metrics,
     Results,
+    TrainingExampleConfig,
+    count_parameters,
+    minutes,
     run_example,
-    training_folder,
 )
-from transformers_hw.lab.objectives import totals
-from transformers_hw.lab.optimisation import TrainingConfig
+from transformers_hw.lab.objectives import cross_entropy_sums
 from transformers_hw.lab.plotting import Theme, heatmap, label_line
-from transformers_hw.lab.training import train
 from transformers_hw.probes import capture_weights
-from transformers_hw.seq2seq import ChangeOfCase, Seq2Seq
+from transformers_hw.seq2seq import Seq2Seq
 from transformers_hw.transformer import Transformer
 
 TASK = ChangeOfCase()
-PLAIN, LOOKING, TRANSFORMER = "recurrence", "recurrence and attention", "Transformer"
+RNN, RNN_ATTENTION, TRANSFORMER = "rnn", "rnn_attention", "transformer"
+LABELS = {
+    RNN: "recurrence",
+    RNN_ATTENTION: "recurrence and attention",
+    TRANSFORMER: "Transformer",
+}
 SHOWN = "<U> I am a pupil"
 
 
 @dataclass(frozen=True)
-class Config(ExampleConfig):
-    """What to train on, for how long, and how wide the states are."""
+class Config(TrainingExampleConfig):
+    """Settings of the models and of their training."""
 
     steps: int = 40
-    """Steps of training, for each model."""
+    """Training steps for each model."""
     length: int = 4
-    """Most characters of a text to train on; twice as many are tested."""
-    batch_size: int = 32
-    """Texts in a batch."""
+    """Longest training text, in characters; tests go up to twice that."""
     widths: tuple[int, ...] = (8, 16)
     """Widths of the recurrent state; models are compared at the widest."""
     dim: int = 32
-    """Width of a token, for the recurrent models."""
+    """Dimension of a token, for the recurrent models."""
     transformer_dim: int = 16
-    """Width of a token, for the Transformer."""
+    """Dimension of a token, for the Transformer."""
     samples: int = 50
-    """Texts of each length to test with."""
+    """Test texts of each length."""
 
 
 PRESETS = {
-    "quick": Config(),
+    "quick": Config(batch_size=32),
     "cpu": Config(
         steps=1_000,
         length=12,
@@ -79,57 +84,62 @@ PRESETS = {
 }
 
 
-def compute(config: Config, device: torch.device) -> tuple[Results, Metrics]:
-    """Train every model, then ask each about texts of every length."""
-    results: Results = {"widths": torch.tensor(config.widths)}
-    metrics: Metrics = {"trained_length": config.length, "widths": {}, "minutes": {}}
+def compute(experiment: Experiment[Config]) -> None:
+    """Train every model, then test each on texts of every length."""
+    config, results = experiment.config, experiment.results
+    results["widths"] = torch.tensor(config.widths)
+    metrics = experiment.metrics
+    metrics |= {"trained_length": config.length, "widths": {}, "minutes": {}}
     models: dict[str, nn.Module] = {}
-    for name in (PLAIN, LOOKING):
+    for name, attention in ((RNN, None), (RNN_ATTENTION, "additive")):
         metrics["widths"][name] = {}
         for width in config.widths:
-            models[name] = Seq2Seq(
-                len(TASK),
-                dim=config.dim,
-                hidden_dim=width,
-                attention="additive" if name == LOOKING else None,
-            )
-            run = f"{name}, {width} units"
-            metrics["minutes"][run] = learn(config, models[name], run)
-            texts, _ = tested(config, models[name], device)
+
+            def make(width: int = width, attention: Any = attention) -> Seq2Seq:
+                return Seq2Seq(
+                    len(TASK), dim=config.dim, hidden_dim=width, attention=attention
+                )
+
+            models[name] = train(experiment, f"{name}_{width}", make, 1e-2)
+            texts, _ = accuracies(experiment, models[name])
             results[f"texts.{name}.{width}"] = texts
             metrics["widths"][name][str(width)] = {
-                "longest_text_mostly_right": mostly_right(texts),
+                "longest_text_mostly_right": longest_mostly_right(texts),
                 "texts_right_at_trained_length": rounded(texts[config.length - 1]),
             }
-    models[TRANSFORMER] = Transformer(
-        len(TASK),
-        dim=config.transformer_dim,
-        heads=2,
-        hidden_dim=4 * config.transformer_dim,
-        depth=2,
+    dim = config.transformer_dim
+    models[TRANSFORMER] = train(
+        experiment,
+        TRANSFORMER,
+        lambda: Transformer(len(TASK), dim=dim, heads=2, hidden_dim=4 * dim, depth=2),
+        3e-3,
     )
-    metrics["minutes"][TRANSFORMER] = learn(config, models[TRANSFORMER], TRANSFORMER)
     metrics["models"] = {}
     for name, model in models.items():
-        texts, characters = tested(config, model, device)
+        texts, characters = accuracies(experiment, model)
         results[f"texts.{name}"], results[f"characters.{name}"] = texts, characters
         metrics["models"][name] = {
-            "parameters": sum(x.numel() for x in model.parameters()),
-            "longest_text_mostly_right": mostly_right(texts),
+            "parameters": count_parameters(model),
+            "longest_text_mostly_right": longest_mostly_right(texts),
             "texts_right_at_trained_length": rounded(texts[config.length - 1]),
             "texts_right_at_twice_that": rounded(texts[-1]),
             "characters_right_at_twice_that": rounded(characters[-1]),
         }
     metrics["offsets"] = {}
-    for name in (LOOKING, TRANSFORMER):
-        maps, offsets = looked_at(config, models[name], device)
-        results[f"alignment.{name}"] = maps
+    for name in (RNN_ATTENTION, TRANSFORMER):
+        weights, offsets = alignment(experiment, models[name])
+        results[f"alignment.{name}"] = weights
         metrics["offsets"][name] = offsets
-    return results, metrics
 
 
-def learn(config: Config, model: nn.Module, name: str) -> float:
-    """Train a model on texts of up to so many characters; give the minutes taken."""
+def train(
+    experiment: Experiment[Config],
+    name: str,
+    make_model: Callable[[], nn.Module],
+    rate: float,
+) -> nn.Module:
+    """Train a model on texts of up to `config.length` characters."""
+    config = experiment.config
 
     def make(samples: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         batch = TASK.sample(
@@ -144,148 +154,148 @@ def learn(config: Config, model: nn.Module, name: str) -> float:
 
     def objective(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
         source, target_inputs, target = batch
-        predicted = model(source, target_inputs)
-        logits = predicted[0] if isinstance(predicted, tuple) else predicted
-        return totals(logits, target, padding_token=TASK.pad)
+        logits = model(source, target_inputs)
+        return cross_entropy_sums(logits, target, padding_token=TASK.pad)
 
-    settings = asdict(config)
-    kept = ("length", "dim", "transformer_dim")
-    progress = train(
-        model,
-        GeneratedBatches(
-            make,
-            config.batch_size,
-            steps_per_epoch=max(1, config.steps // 20),
-            seed=config.seed,
-        ),
+    model, progress = experiment.train(
+        name,
+        make_model,
+        GeneratedBatches(make, config.batch_size, seed=config.seed),
         objective,
-        TrainingConfig(
-            out=training_folder(config, name.replace(", ", "-").replace(" ", "-")),
-            steps=config.steps,
-            batch_size=config.batch_size,
-            learning_rate=3e-3 if isinstance(model, Transformer) else 1e-2,
-            warmup_steps=config.steps // 20,
-            weight_decay=0.0,
-            seed=config.seed,
-            device=config.device,
-        ),
-        about={"name": name, **{field: settings[field] for field in kept}},
+        steps=config.steps,
+        evaluate_every=max(1, config.steps // 20),
+        learning_rate=rate,
+        warmup_steps=config.steps // 20,
+        weight_decay=0.0,
+        identity={"length": config.length},
     )
-    return round(progress.seconds / 60, 2)
+    experiment.metrics["minutes"][name] = minutes(progress)
+    return model
 
 
 @torch.no_grad()
-def tested(
-    config: Config, model: nn.Module, device: torch.device
+def accuracies(
+    experiment: Experiment[Config], model: nn.Module
 ) -> tuple[Tensor, Tensor]:
-    """Let a model write; give the shares of texts and of characters right, by length.
+    """Return the fractions of texts and of characters right, by length.
 
     A text is right if all its characters are and it ends where it should.
     """
-    model.to(device).eval()
     texts, characters = [], []
-    for length in range(1, 2 * config.length + 1):
-        source, _, target = sampled(config, config.samples, length, device)
-        written = model.generate(  # type: ignore[operator]
+    for length in range(1, 2 * experiment.config.length + 1):
+        source, _, target = test_texts(experiment, length)
+        tokens = model.generate(  # type: ignore[operator]
             source, begin=TASK.begin, end=TASK.end, max_length=length + 1
         )
-        tokens = written[0] if isinstance(written, tuple) else written
         right = F.pad(tokens, (0, length + 1 - tokens.shape[1])) == target
         texts.append(right.all(1).float().mean())
         characters.append(right[:, :-1].float().mean())
     return torch.stack(texts).cpu(), torch.stack(characters).cpu()
 
 
-def sampled(
-    config: Config, samples: int, length: int, device: torch.device
-) -> list[Tensor]:
-    """Draw texts of one length, to test with: the same ones for every model."""
-    generator = torch.Generator().manual_seed(1_000 * (config.seed + 1) + length)
+def test_texts(experiment: Experiment[Config], length: int) -> list[Tensor]:
+    """Draw test texts of one length, the same ones for every model."""
+    seed, samples = experiment.config.seed, experiment.config.samples
+    generator = torch.Generator().manual_seed(1_000 * (seed + 1) + length)
     lengths = {"min_length": length, "max_length": length}
-    return [x.to(device) for x in TASK.sample(samples, **lengths, generator=generator)]
+    batch = TASK.sample(samples, **lengths, generator=generator)
+    return [x.to(experiment.device) for x in batch]
 
 
 @torch.no_grad()
-def looked_at(
-    config: Config, model: nn.Module, device: torch.device
+def alignment(
+    experiment: Experiment[Config], model: nn.Module
 ) -> tuple[Tensor, dict[str, float]]:
-    """Give a model's alignment on the text shown, and how far on it looks in general.
+    """Return the alignment on one text, and how far ahead a model attends in general.
 
-    Of a Transformer's heads of cross attention it is the one that most often looks
-    one token on.
+    Of a Transformer's cross-attention heads it is the one that most often attends one
+    token ahead.
     """
 
     def weights_of(source: Tensor, target_inputs: Tensor) -> Tensor:
         if isinstance(model, Seq2Seq):
-            return rearrange(model(source, target_inputs)[1], "b q k -> b 1 q k")
+            _, weights = model(source, target_inputs, return_weights=True)
+            return rearrange(weights, "b q k -> b 1 q k")
         with capture_weights(model) as captured:
             model(source, target_inputs)
         crossing = [w for name, (w,) in captured.items() if "cross" in name]
         return torch.cat(crossing, dim=1)
 
-    source, target_inputs, _ = sampled(config, config.samples, config.length, device)
+    source, target_inputs, _ = test_texts(experiment, experiment.config.length)
     peaks = weights_of(source, target_inputs).argmax(dim=-1)
-    offsets = peaks - torch.arange(peaks.shape[-1], device=device)
+    offsets = peaks - torch.arange(peaks.shape[-1], device=peaks.device)
     head = (offsets == 1).float().mean(dim=(0, 2)).argmax()
     shares = {
-        f"{on} on": rounded((offsets[:, head] == on).float().mean())
-        for on in (0, 1, 2, 3)
+        str(n): rounded((offsets[:, head] == n).float().mean()) for n in (0, 1, 2, 3)
     }
-    shown = [x.to(device) for x in TASK.batch([SHOWN])]
+    shown = [x.to(experiment.device) for x in TASK.batch([SHOWN])]
     return weights_of(shown[0], shown[1])[0, head].cpu(), shares
 
 
-def mostly_right(texts: Tensor) -> int:
-    """Say up to which length more than half of the texts of every length are right."""
+def longest_mostly_right(texts: Tensor) -> int:
+    """Return the length up to which more than half of the texts are right."""
     return int((texts > 0.5).long().cumprod(dim=0).sum())
 
 
 def rounded(share: Tensor) -> float:
-    """Give a share as a number to report."""
+    """Return a fraction to report."""
     return round(share.item(), 4)
 
 
+def summary(metrics: Metrics) -> str:
+    """Return the outcome in words."""
+    length = metrics["trained_length"]
+    return "\n".join(
+        f"{LABELS[name]}: {model['texts_right_at_trained_length']:.1%} of texts of "
+        f"{length} characters right, more than half right up to "
+        f"{model['longest_text_mostly_right']} characters"
+        for name, model in metrics["models"].items()
+    )
+
+
 def drawings(results: Results, metrics: Metrics) -> Drawings:
-    """Say how each figure is drawn."""
+    """Return the figures."""
     trained = metrics["trained_length"]
 
     def lengths(figure: Figure, theme: Theme) -> None:
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, kind in ((left, "texts"), (right, "characters")):
             axes.axvspan(0.5, trained + 0.5, color=theme.faint, alpha=0.35, lw=0)
-            for place, name in enumerate((PLAIN, LOOKING, TRANSFORMER)):
+            for number, (name, label) in enumerate(LABELS.items()):
                 curve = results[f"{kind}.{name}"]
                 style = (0, (4, 1.5)) if name == TRANSFORMER else "-"
                 count = torch.arange(1, len(curve) + 1)
-                axes.plot(count, curve, color=theme.series[place], linestyle=style)
+                axes.plot(count, curve, color=theme.series[number], linestyle=style)
                 if kind == "texts":
-                    # Two of the lines fall together; their names should not.
-                    level = (0.75, 0.75, 0.3)[place]
-                    rivals = (PLAIN,) if name == PLAIN else (LOOKING, TRANSFORMER)
-                    ends = [int((results[f"texts.{x}"] > level).sum()) for x in rivals]
-                    text = name.replace(" and ", "\nand ")
-                    label_line(axes, text, (max(ends) + 1, level), theme.series[place])
+                    # Two of the lines coincide; their labels should not.
+                    level = (0.75, 0.75, 0.3)[number]
+                    near = (RNN,) if name == RNN else (RNN_ATTENTION, TRANSFORMER)
+                    ends = [int((results[f"texts.{x}"] > level).sum()) for x in near]
+                    text = label.replace(" and ", "\nand ")
+                    label_line(axes, text, (max(ends) + 1, level), theme.series[number])
             axes.set(
                 title=f"{kind} right", xlabel="characters in the text", ylim=(0, 1.08)
             )
             axes.set_xlim(0.5, 2 * trained)
             axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
         middle = trained / 2 + 0.5
-        right.annotate("lengths trained on", (middle, 0.04), ha="center")
+        right.annotate("training lengths", (middle, 0.04), ha="center")
 
-    def alignment(figure: Figure, theme: Theme) -> None:
-        for axes, name in zip(
-            figure.subplots(1, 2), (LOOKING, TRANSFORMER), strict=True
+    def alignments(figure: Figure, theme: Theme) -> None:
+        titles = {
+            RNN_ATTENTION: LABELS[RNN_ATTENTION],
+            TRANSFORMER: "Transformer, a cross-attention head",
+        }
+        for axes, (name, title) in zip(
+            figure.subplots(1, 2), titles.items(), strict=True
         ):
             draw_alignment(axes, theme, results[f"alignment.{name}"])
-            axes.set_title(
-                name if name == LOOKING else "Transformer, a head of cross attention"
-            )
+            axes.set_title(title)
 
     def bottleneck(figure: Figure, theme: Theme) -> None:
         both = figure.subplots(2, 1)
         widths = results["widths"].tolist()
-        for axes, name in zip(both, (PLAIN, LOOKING), strict=True):
+        for axes, name in zip(both, (RNN, RNN_ATTENTION), strict=True):
             table = torch.stack([results[f"texts.{name}.{w}"] for w in widths])
             table = table[:, :trained]
             heatmap(axes, theme, table, limit=1.3)
@@ -303,24 +313,22 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
             axes.set_xticks(range(trained), [f"{n}" for n in range(1, trained + 1)])
             axes.set_yticks(range(len(widths)), [f"{width}" for width in widths])
             axes.tick_params(length=0)
-            with_or_without = "with" if name == LOOKING else "without"
+            with_or_without = "without" if name == RNN else "with"
             axes.set(title=f"texts right, {with_or_without} attention", ylabel="units")
         both[-1].set_xlabel("characters in the text")
 
     return {
         "lengths": (lengths, 3.0),
-        "alignment": (alignment, 3.7),
+        "alignment": (alignments, 3.7),
         "bottleneck": (bottleneck, 3.9),
     }
 
 
 def draw_alignment(axes: Axes, theme: Theme, weights: Tensor) -> None:
-    """Show where each token of the answer looks, and what one token on would be."""
+    """Draw the weights of each output token, and a box one token ahead."""
     heatmap(axes, theme, weights, limit=1.1)
-    spelt = {" ": "␣"}
-    text, answer = SHOWN[4:], TASK.answer(SHOWN)
-    read = [SHOWN[:3], *(spelt.get(x, x) for x in text), "end"]
-    written = [*(spelt.get(x, x) for x in answer), "end"]
+    text, answer = SHOWN[4:].replace(" ", "␣"), TASK.answer(SHOWN).replace(" ", "␣")
+    read, written = [SHOWN[:3], *text, "end"], [*answer, "end"]
     axes.set_xticks(range(len(read)), read)
     axes.set_yticks(range(len(written)), written)
     axes.tick_params(length=0, labelsize=8, labeltop=True, labelbottom=False)
@@ -337,7 +345,7 @@ def draw_alignment(axes: Axes, theme: Theme, weights: Tensor) -> None:
         markeredgewidth=1.2,
     )
     axes.annotate(
-        "boxes: one token on",
+        "boxes: one token ahead",
         (0, len(written) - 0.7),
         color=theme.series[1],
         va="bottom",
@@ -347,4 +355,4 @@ def draw_alignment(axes: Axes, theme: Theme, weights: Tensor) -> None:
 
 
 if __name__ == "__main__":
-    run_example("seq2seq", presets=PRESETS, compute=compute, drawings=drawings)
+    run_example("seq2seq", PRESETS, compute, drawings, summary)
