@@ -1,12 +1,12 @@
-"""Kill a run again and again, at random moments, and see that it loses nothing.
+"""Kill a training run at random moments, and check that it loses nothing.
 
     python benchmarks/kill_and_resume.py --kills 200
 
-A small model is trained with dropout, on shuffled and varied pictures, writing a
-checkpoint after every step, so that many kills hit the writing itself. After each kill
-the checkpoint must be whole; whenever the run comes to its end, weights, optimiser and
-history must equal, in every bit, those of a run that nobody has killed; then a new run
-begins. The record goes to `benchmarks/records/kill_and_resume.json`.
+We train a small model with dropout on shuffled, augmented images and write a checkpoint
+after every step, so that many kills hit the writing itself. After each kill the
+checkpoint must be complete. Whenever a run finishes, its weights, optimizer state and
+history must equal those of an uninterrupted run bit for bit; then a new run begins. The
+record goes to `benchmarks/records/kill_and_resume.json`.
 """
 
 import random
@@ -40,13 +40,13 @@ from transformers_hw.lab.training import CHECKPOINT
 
 @dataclass(frozen=True)
 class Config:
-    """What there is to choose.
+    """Settings.
 
     Attributes:
-        kills: How often to kill a run.
-        longest: How many seconds to let it live, at most, after its first step.
-        seed: The seed of the moments.
-        record: Where to write what was found.
+        kills: Number of kills.
+        longest: Longest time in seconds from the first step to the kill.
+        seed: Seed of the random moments.
+        record: File for the record.
     """
 
     kills: int = 200
@@ -56,7 +56,7 @@ class Config:
 
 
 def main(config: Config) -> None:
-    """Kill, look, resume, compare."""
+    """Kill, check, resume, compare."""
     began, moments = time.monotonic(), random.Random(config.seed)
     found = {"kills": 0, "half_written": 0, "before_the_first": 0, "finished": 0}
     different = 0
@@ -81,7 +81,7 @@ def main(config: Config) -> None:
             if not (training.out / CHECKPOINT).exists():
                 found["before_the_first"] += 1
                 continue
-            # Reading it checks that it is whole.
+            # Reading it checks that it is complete.
             _, about = final_state(training.out)
             if len(about["progress"]["history"]) == epochs:
                 found["finished"] += 1
@@ -104,7 +104,7 @@ def main(config: Config) -> None:
 
 
 def require(condition: bool, otherwise: str) -> None:
-    """End with a message where something does not hold."""
+    """Exit with a message unless a condition holds."""
     if not condition:
         raise SystemExit(otherwise)
 

@@ -1,9 +1,9 @@
-"""How two ways of doing the same work are timed against each other.
+"""Time two implementations of the same computation against each other.
 
-They take turns (A, B, A, B, …) in one process, so that whatever else the machine does
-meets both alike. What counts is the ratio of each pair of turns: its median and its
-quartiles. Before any timing, their results are compared: a benchmark of different work
-is void.
+The two take turns (A, B, B, A, …) in one process, so that background load affects both
+alike. Each pair of turns gives a ratio, and we report the median and the quartiles of
+these ratios. Before timing, the outputs are compared: timing different computations
+would say nothing.
 """
 
 import gc
@@ -20,28 +20,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# A turn shorter than this is repeated until it is that long, in seconds. Of the same
-# time, many short turns give a steadier median than few long ones.
+# Work shorter than this many seconds is repeated within a turn. For the same total
+# time, many short turns give a steadier median than a few long ones.
 SHORTEST_TURN = 0.002
-# Ratios that are all above this one are no draw, and need no more turns.
-FAR = 1.5
-# How far results may differ, relative to the largest number of the peer's.
+# If every ratio exceeds this one, the winner is clear, and we stop early.
+CLEAR_WIN = 1.5
+# Largest difference allowed between outputs, relative to the peer's largest entry.
 TOLERANCE = 1e-4
-# The same of numbers with eight bits.
-HALF_TOLERANCE = 5e-2
+HALF_TOLERANCE = 5e-2  # for bfloat16
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Ours and a peer's way of doing the same work.
+    """Our implementation and a peer's, ready to run.
 
     Attributes:
-        ours: Does the work once; gives its result, if there is one to compare.
-        theirs: Does the same work as the peer does it.
-        unit: What is counted in a turn, for rates: `"tokens"`, `"pictures"`.
-        count: How many of them.
-        tolerance: How far results may differ, relative to their size.
-        memory: Whether the memory of the work says anything.
+        ours: Runs our implementation once; returns the output, or `None`.
+        theirs: Runs the peer's.
+        unit: The unit of a rate, such as `"tokens"`.
+        count: Number of units processed by one run; 0 for no rate.
+        tolerance: Largest relative difference allowed between the outputs.
     """
 
     ours: Callable[[], Tensor | None]
@@ -49,26 +47,25 @@ class Pair:
     unit: str = ""
     count: int = 0
     tolerance: float = TOLERANCE
-    memory: bool = True
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: what is compared, with whom, and how to set it up.
+    """One comparison, and how to set it up.
 
     Attributes:
         group: The table it belongs to.
-        what: The sizes and options.
-        peer: The library that is compared with.
-        mode: `"forward"`, `"forward and backward"`, `"training step"`, …
-        build: Makes the two contenders; called in the process that times them.
-        quick: Whether it is among the rows of a quick run.
-        dtype: The type computed in.
-        device: The device computed on.
+        case: Sizes and options.
+        peer: The library we compare with.
+        mode: `"forward"`, `"forward_backward"`, `"training_step"`, …
+        build: Builds both implementations, in the process that times them.
+        quick: Whether a quick run includes it.
+        dtype: Type of the parameters and inputs.
+        device: Device of the parameters and inputs.
     """
 
     group: str
-    what: str
+    case: str
     peer: str
     mode: str
     build: Callable[[], Pair] = field(compare=False)
@@ -77,7 +74,7 @@ class Row:
     device: str = "cpu"
 
     def set_up(self) -> Pair:
-        """Make the contenders, always with the same numbers, where they belong."""
+        """Build both implementations from the same seed, on the row's device."""
         torch.manual_seed(0)
         if self.device == "cpu":
             return self.build()
@@ -86,35 +83,35 @@ class Row:
         return replace(self.build(), tolerance=HALF_TOLERANCE)
 
 
-class DifferentWorkError(RuntimeError):
-    """Ours and the peer's results differ, so that their times say nothing."""
+class DifferentOutputError(RuntimeError):
+    """The two outputs differ, so their times cannot be compared."""
 
 
-def difference(pair: Pair) -> float | None:
-    """Run both once, and give how far their results are apart.
+def largest_difference(pair: Pair) -> float | None:
+    """Run both once and return the largest difference between their outputs.
 
     Raises:
-        DifferentWorkError: They are too far apart.
+        DifferentOutputError: If the difference exceeds the tolerance.
     """
     ours, theirs = pair.ours(), pair.theirs()
     if ours is None or theirs is None:
         return None
     if ours.shape != theirs.shape:
-        raise DifferentWorkError(
-            f"results must have one shape, got {tuple(ours.shape)} and "
+        raise DifferentOutputError(
+            f"outputs must have the same shape, got {tuple(ours.shape)} and "
             f"{tuple(theirs.shape)}."
         )
-    apart = (ours.double() - theirs.double()).abs().max().item()
+    difference = (ours.double() - theirs.double()).abs().max().item()
     allowed = pair.tolerance * max(1.0, theirs.double().abs().max().item())
-    if not apart <= allowed:
-        raise DifferentWorkError(
-            f"results must be within {allowed:.1e} of each other, got {apart:.1e}."
+    if not difference <= allowed:
+        raise DifferentOutputError(
+            f"outputs must agree to within {allowed:.1e}, got {difference:.1e}."
         )
-    return apart
+    return significant(difference, 2)
 
 
 def seconds(work: Callable[[], object], repeats: int = 1) -> float:
-    """Time some runs, in seconds for each."""
+    """Return the mean time of a run."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
     wait()
     start = time.perf_counter()
@@ -127,13 +124,13 @@ def seconds(work: Callable[[], object], repeats: int = 1) -> float:
 def take_turns(
     pair: Pair, *, budget: float, least: int = 3, most: int = 2000
 ) -> list[tuple[float, float]]:
-    """Time both in turns, and give the seconds of each pair of turns: ours, theirs.
+    """Time both in turns and return the seconds of each pair: ours, theirs.
 
     Args:
-        pair: The contenders; they run once before anything counts.
-        budget: About how many seconds to spend.
-        least: The least number of pairs of turns, whatever the budget.
-        most: The largest number of them.
+        pair: Both implementations; each runs once before timing starts.
+        budget: Approximate number of seconds to spend.
+        least: Smallest number of pairs, whatever the budget.
+        most: Largest number of pairs.
     """
     once = max(seconds(pair.ours), seconds(pair.theirs))
     repeats = max(1, math.ceil(SHORTEST_TURN / once))
@@ -142,7 +139,7 @@ def take_turns(
     gc.collect()
     gc.disable()
     for turn in range(min(max(pairs, least), most)):
-        # Whoever comes first may find the caches cold: they take turns at that, too.
+        # Whoever goes first may find cold caches, so that alternates, too.
         if turn % 2:
             theirs = seconds(pair.theirs, repeats)
             times.append((seconds(pair.ours, repeats), theirs))
@@ -156,32 +153,33 @@ def take_turns(
 def compare(
     build: Callable[[], Pair], *, budget: float, set_ups: int = 3
 ) -> dict[str, Any]:
-    """Set contenders up several times over, time them, and say how much faster ours is.
+    """Compare the outputs, then time both over several set-ups.
 
-    Where tensors happen to lie in memory can matter more than what is done with them,
-    and stays as it is until they are made anew.
+    Where tensors happen to lie in memory can shift a ratio, and stays fixed until they
+    are allocated again.
 
     Args:
-        build: Makes the contenders.
-        budget: About how many seconds to spend on the turns.
-        set_ups: How often to make them anew.
+        build: Builds both implementations.
+        budget: Approximate number of seconds to spend on the turns.
+        set_ups: Number of times to build them.
     """
-    pair, times = build(), []
-    for anew in range(set_ups):
-        if anew:
-            pair = build()
-        times += take_turns(pair, budget=budget / set_ups)
-        if min(theirs / ours for ours, theirs in times) > FAR:
+    pair = build()
+    found = {"largest_difference": largest_difference(pair)}
+    times = take_turns(pair, budget=budget / set_ups)
+    for _ in range(set_ups - 1):
+        if min(theirs / ours for ours, theirs in times) > CLEAR_WIN:
             break
-    return summary(pair, times)
+        pair = build()
+        times += take_turns(pair, budget=budget / set_ups)
+    return found | summarize(pair, times)
 
 
-def summary(pair: Pair, times: list[tuple[float, float]]) -> dict[str, Any]:
-    """Give the median and the quartiles of the ratios, and the medians of the times."""
-    low, middle, high = statistics.quantiles([b / a for a, b in times], n=4)
+def summarize(pair: Pair, times: list[tuple[float, float]]) -> dict[str, Any]:
+    """Return the quartiles of the ratios and the medians of the times."""
+    low, median, high = statistics.quantiles([b / a for a, b in times], n=4)
     ours, theirs = (statistics.median(t) for t in zip(*times, strict=True))
     found = {
-        "ratio": round(middle, 3),
+        "ratio": round(median, 3),
         "lower_quartile": round(low, 3),
         "upper_quartile": round(high, 3),
         "our_milliseconds": significant(1e3 * ours),
@@ -197,90 +195,93 @@ def summary(pair: Pair, times: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def peak_megabytes(work: Callable[[], object]) -> float | None:
-    """Give how far one run raises the resident memory (on Linux), or nothing.
+    """Return by how much one run raises the resident memory; `None` outside Linux.
 
-    Needs `MALLOC_MMAP_THRESHOLD_=65536` in the environment: else the C library keeps
-    freed blocks, and a second run is not seen to take any.
+    Needs `MALLOC_MMAP_THRESHOLD_=65536` in the environment. Otherwise the C library
+    keeps freed blocks, and a second run does not seem to need any.
     """
     status = Path("/proc/self/status")
     if not status.exists():
         return None
 
-    def resident(what: str) -> int:
+    def kilobytes(key: str) -> int:
         lines = status.read_text("utf-8").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(what))
+        return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
     work()
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-    before = resident("VmRSS")
-    kept = work()
-    after = resident("VmHWM")
-    del kept
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = kilobytes("VmRSS")
+    output = work()
+    after = kilobytes("VmHWM")
+    del output
     return significant(max(after - before, 0) / 1024)
 
 
 def significant(x: float, digits: int = 4) -> float:
-    """Round to some significant digits."""
+    """Round to a number of significant digits."""
     return float(f"{x:.{digits}g}")
 
 
 def forward(model: Callable[..., Any], *inputs: Any, **options: Any) -> Callable:
-    """Give a run without gradients, in evaluation mode; the result is a tensor."""
+    """Return a forward pass in evaluation mode, without gradients."""
     if isinstance(model, nn.Module):
         model.eval()
 
     def work() -> Tensor:
         with torch.inference_mode():
-            return first(model(*inputs, **options))
+            return output_of(model(*inputs, **options))
 
     return work
 
 
-def with_backward(model: nn.Module, *inputs: Any, **options: Any) -> Callable:
-    """Give a run in training mode, with gradients for all parameters."""
+def forward_backward(model: nn.Module, *inputs: Any, **options: Any) -> Callable:
+    """Return a forward and a backward pass in training mode."""
     model.train()
 
     def work() -> Tensor:
         model.zero_grad()
-        output = first(model(*inputs, **options))
+        output = output_of(model(*inputs, **options))
         output.sum().backward()
         return output.detach()
 
     return work
 
 
+PASSES = {"forward": forward, "forward_backward": forward_backward}
+
+
 def training_step(
     model: nn.Module, loss: Callable[[Any], Tensor], *inputs: Any
 ) -> Callable:
-    """Give forward, backward and the optimiser's step; the result is the loss."""
+    """Return forward pass, backward pass and optimizer step; the output is the loss."""
     model.train()
-    # No steps to speak of, so that both stay where they began. The fused one takes all
-    # parameters at once, so that it does not matter in how many tensors they are.
-    optimiser = torch.optim.AdamW(model.parameters(), 1e-9, fused=True)
+    # The rate is so small that the weights stay put. The fused optimizer updates all
+    # parameters at once, so their number of tensors does not matter.
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-9, fused=True)
 
     def work() -> Tensor:
-        optimiser.zero_grad()
-        value = loss(first(model(*inputs)))
+        optimizer.zero_grad()
+        value = loss(output_of(model(*inputs)))
         value.backward()
-        optimiser.step()
+        optimizer.step()
         return value.detach()
 
     return work
 
 
-def first(output: Any) -> Any:
-    """Take the tensor out of what a model gives: itself, a tuple's first, logits."""
-    if isinstance(output, tuple):
-        return output[0]
+def output_of(returned: Any) -> Any:
+    """Return the output tensor of a model, whatever the library wraps it in."""
+    if isinstance(returned, tuple):
+        return returned[0]
     for name in ("logits", "last_hidden_state"):
-        if hasattr(output, name):
-            return getattr(output, name)
-    return output
+        if hasattr(returned, name):
+            return getattr(returned, name)
+    return returned
 
 
 def gemm_gigaflops(size: int = 1536, *, budget: float = 3.0) -> float:
-    """Measure the rate of a large product of matrices that the machine sustains."""
+    """Measure the rate of a large matrix product (GEMM) in float32."""
     a, b = torch.randn(size, size), torch.randn(size, size)
     out = torch.empty(size, size)
 
@@ -293,27 +294,23 @@ def gemm_gigaflops(size: int = 1536, *, budget: float = 3.0) -> float:
 
 
 def exponent(sizes: list[int], values: list[float]) -> float:
-    """Fit the power with which a value grows with a size (least squares of logs)."""
+    """Fit the exponent of a power law by least squares on the logarithms."""
     x, y = [math.log(n) for n in sizes], [math.log(v) for v in values]
-    return round(statistics.linear_regression(x, y).slope, 2)
+    return round(statistics.linear_regression(x, y).slope, 2) + 0.0  # no -0.0
 
 
 def machine(threads: int) -> dict[str, Any]:
     """Describe the machine."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names: Iterator[str] = iter(())
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text("utf-8").splitlines()
+        names = (line.partition(":")[2] for line in lines if "model name" in line)
+    unnamed = platform.processor() or platform.machine()
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor(),
+        "processor": next(names, unnamed).strip(),
         "cores": os.cpu_count(),
         "threads": threads,
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-
-
-def processor() -> str:
-    """Name the processor as the system does."""
-    path = Path("/proc/cpuinfo")
-    names: Iterator[str] = iter(())
-    if path.exists():
-        lines = path.read_text("utf-8").splitlines()
-        names = (line.partition(":")[2] for line in lines if "model name" in line)
-    return next(names, platform.processor() or platform.machine()).strip()

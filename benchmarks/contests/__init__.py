@@ -1,1 +1,1 @@
-"""What is compared with what: one module for each part of the book."""
+"""What we compare with what: one module per part of the book."""

@@ -1,79 +1,78 @@
-"""Attention, alone and with its projections, against PyTorch and three libraries."""
+"""Attention, with and without projections, against PyTorch and three libraries."""
 
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from measuring import Pair, Row, forward, with_backward
+from measuring import PASSES, Pair, Row, forward
 from torch import Tensor, nn
 
-from transformers_hw import MultiHeadAttention
-from transformers_hw.attention import attention
-from transformers_hw.pretrained import attention_from_torch
+from transformers_hw.attention import dot_product_attention
+from transformers_hw.multi_head_attention import MultiHeadAttention
+from transformers_hw.pretrained import from_torch
 
-# (length, batch): about as much work in each.
+# (tokens, batch): about the same amount of work in each.
 LENGTHS = ((64, 32), (256, 8), (1024, 2), (4096, 1))
 HEADS, HEAD_DIM = 8, 64
+LAYERS = ((192, 65, 32), (768, 512, 2))  # dim, tokens, batch
+OPTIONS = {
+    "": "",
+    "causal": ", causal",
+    "mask": ", mask",
+    "weights": ", returning weights",
+    "cross": ", cross-attention, twice as many keys",
+}
 
 
 def rows() -> Iterator[Row]:
-    """Give all comparisons."""
+    """Yield all comparisons."""
     for length, batch in LENGTHS:
         for option in ("", "causal", "mask", "weights"):
-            name = f"N {length}, batch {batch}"
-            what = f"{name}, {_NAMES[option]}" if option else name
+            case = f"{length} tokens, batch {batch}{OPTIONS[option]}"
+            peer = "torch, explicit" if option == "weights" else "torch"
             build = _function(length, batch, option)
-            peer = "torch (written out)" if option == "weights" else "torch"
-            quick = length == 256
-            yield Row("Attention", what, peer, "forward", build, quick)
-    for dim, length, batch in ((192, 65, 32), (512, 197, 4), (768, 512, 2)):
-        what = f"dim {dim}, N {length}, batch {batch}"
-        group = "Multi-head attention"
-        for mode in ("forward", "forward and backward"):
+            yield Row("attention", case, peer, "forward", build, length == 256)
+    group = "multi_head_attention"
+    for dim, length, batch in LAYERS:
+        case = f"dim {dim}, {length} tokens, batch {batch}"
+        for mode in PASSES:
             for option in ("", "cross", "weights"):
-                named = f"{what}, {_NAMES[option]}" if option else what
                 build = _layer(dim, length, batch, option, mode)
                 quick = dim == 192 and mode == "forward"
-                yield Row(group, named, "torch", mode, build, quick)
+                yield Row(group, case + OPTIONS[option], "torch", mode, build, quick)
             for peer, make in PEERS.items():
                 build = _peer_layer(make, dim, length, batch, mode)
-                yield Row(group, what, peer, mode, build)
-
-
-_NAMES = {
-    "causal": "causal",
-    "mask": "with a mask",
-    "weights": "weights returned",
-    "cross": "to a context of 2 N",
-}
+                yield Row(group, case, peer, mode, build)
 
 
 def _function(length: int, batch: int, option: str) -> Callable[[], Pair]:
     def build() -> Pair:
         shape = (batch, HEADS, length, HEAD_DIM)
         q, k, v = (torch.randn(shape) for _ in range(3))
+        ours, theirs = dot_product_attention, F.scaled_dot_product_attention
         if option == "weights":
             return Pair(
-                forward(attention, q, k, v, return_weights=True),
-                forward(_written_out, q, k, v),
+                forward(ours, q, k, v, return_weights=True),
+                forward(_explicit, q, k, v),
             )
         if option == "mask":
-            # Every query sees itself and about half of the others.
+            # Every query sees itself and about half of the other keys.
             mask = (torch.rand(length, length) < 0.5) | torch.eye(length).bool()
             return Pair(
-                forward(attention, q, k, v, mask=mask),
-                forward(F.scaled_dot_product_attention, q, k, v, attn_mask=mask),
+                forward(ours, q, k, v, mask=mask),
+                forward(theirs, q, k, v, attn_mask=mask),
             )
         causal = option == "causal"
         return Pair(
-            forward(attention, q, k, v, causal=causal),
-            forward(F.scaled_dot_product_attention, q, k, v, is_causal=causal),
+            forward(ours, q, k, v, causal=causal),
+            forward(theirs, q, k, v, is_causal=causal),
         )
 
     return build
 
 
-def _written_out(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _explicit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    # As PyTorch's users write it; einops would cost the peer some time.
     weights = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)
     return weights @ v, weights
 
@@ -83,15 +82,15 @@ def _layer(
 ) -> Callable[[], Pair]:
     def build() -> Pair:
         theirs = nn.MultiheadAttention(dim, dim // 64, batch_first=True)
-        ours = attention_from_torch(theirs.state_dict(), heads=dim // 64)
+        ours = from_torch(theirs)
         x = torch.randn(batch, length, dim)
         context = torch.randn(batch, 2 * length, dim) if option == "cross" else x
         weights = option == "weights"
         options = {"need_weights": weights, "average_attn_weights": False}
-        run = forward if mode == "forward" else with_backward
-        arguments = (x, context) if option == "cross" else (x,)
+        run = PASSES[mode]
+        inputs = (x, context) if option == "cross" else (x,)
         return Pair(
-            run(ours, *arguments, return_weights=weights),
+            run(ours, *inputs, return_weights=weights),
             run(theirs, x, context, context, **options),
         )
 
@@ -101,8 +100,7 @@ def _layer(
 def _timm(layer: MultiHeadAttention) -> nn.Module:
     from timm.layers import Attention
 
-    dim = layer.query_proj.in_features
-    theirs = Attention(dim, layer.heads, qkv_bias=True)
+    theirs = Attention(layer.query_proj.in_features, layer.heads, qkv_bias=True)
     with torch.no_grad():
         theirs.qkv.weight.copy_(_packed(layer, "weight"))
         theirs.qkv.bias.copy_(_packed(layer, "bias"))
@@ -115,8 +113,7 @@ def _vit_pytorch(layer: MultiHeadAttention) -> nn.Module:
 
     dim = layer.query_proj.in_features
     theirs = Attention(dim, layer.heads, dim // layer.heads)
-    # It begins with a normalisation, which is no part of this comparison.
-    theirs.norm = nn.Identity()
+    theirs.norm = nn.Identity()  # its layer norm is not part of this comparison
     with torch.no_grad():
         theirs.to_qkv.weight.copy_(_packed(layer, "weight"))
         theirs.to_out[0].load_state_dict(layer.output_proj.state_dict())
@@ -133,11 +130,10 @@ def _hugging_face(layer: MultiHeadAttention) -> nn.Module:
         attn_implementation="sdpa",
     )
     theirs = ViTAttention(config)
-    names = {"q_proj": "query_proj", "k_proj": "key_proj", "v_proj": "value_proj"}
-    for theirs_name, name in {**names, "o_proj": "output_proj"}.items():
-        theirs.get_submodule(theirs_name).load_state_dict(
-            layer.get_submodule(name).state_dict()
-        )
+    names = {"q": "query", "k": "key", "v": "value", "o": "output"}
+    for their_name, name in names.items():
+        weights = layer.get_submodule(f"{name}_proj").state_dict()
+        theirs.get_submodule(f"{their_name}_proj").load_state_dict(weights)
     return theirs
 
 
@@ -157,12 +153,11 @@ def _peer_layer(
     mode: str,
 ) -> Callable[[], Pair]:
     def build() -> Pair:
-        # What theirs has no bias for, ours has none for, either.
+        # Where their projection has no bias, ours has none, either.
         bias = ("output",) if make is _vit_pytorch else True
         ours = MultiHeadAttention(dim, dim // 64, bias=bias)
         theirs = make(ours)
         x = torch.randn(batch, length, dim)
-        run = forward if mode == "forward" else with_backward
-        return Pair(run(ours, x), run(theirs, x))
+        return Pair(PASSES[mode](ours, x), PASSES[mode](theirs, x))
 
     return build

@@ -1,4 +1,4 @@
-"""Writing token by token: with the cache, without it, and as others do it."""
+"""Greedy decoding: with our key-value cache, without it, and by other libraries."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,32 +7,33 @@ import torch.nn.functional as F
 from measuring import Pair, Row
 from torch import Tensor, nn
 
-from transformers_hw.pretrained import transformer_from_torch
+from transformers_hw.pretrained import from_torch
 from transformers_hw.transformer import Transformer
 
-VOCABULARY, DIM, HEADS, HIDDEN, DEPTH = 1000, 256, 4, 1024, 3
+VOCAB_SIZE, DIM, HEADS, HIDDEN, DEPTH = 1000, 256, 4, 1024, 3
 SOURCE, BATCH, PADDING, BEGIN, END = 32, 4, 0, 1, 2
 
 
 def rows() -> Iterator[Row]:
-    """Give all comparisons."""
+    """Yield all comparisons."""
     for length in (64, 256):
-        what = f"{length} tokens, {DEPTH} + {DEPTH} layers, dim {DIM}, batch {BATCH}"
+        case = f"{length} tokens, {DEPTH} + {DEPTH} layers, dim {DIM}, batch {BATCH}"
         for peer, build in (
-            ("ours without the cache", _without_cache),
+            ("ours, no cache", _without_cache),
             ("torch", _torch),
             ("Hugging Face", _hugging_face),
         ):
-            yield Row("Decoding", what, peer, "generation", build(length), length == 64)
+            built, quick = build(length), length == 64
+            yield Row("decoding", case, peer, "generation", built, quick)
 
 
 def _source() -> Tensor:
-    return torch.randint(3, VOCABULARY, (BATCH, SOURCE))
+    return torch.randint(3, VOCAB_SIZE, (BATCH, SOURCE))
 
 
 def _model(*, final_norm: bool) -> Transformer:
     model = Transformer(
-        VOCABULARY,
+        VOCAB_SIZE,
         dim=DIM,
         heads=HEADS,
         hidden_dim=HIDDEN,
@@ -41,8 +42,8 @@ def _model(*, final_norm: bool) -> Transformer:
         final_norm=final_norm,
         padding_token=PADDING,
     )
-    # Larger tables make different tokens follow each other; the end must not come
-    # early, lest contenders stop at different times.
+    # Larger embeddings give varied tokens; without the end token, every sequence has
+    # the same length.
     with torch.no_grad():
         model.embedding.weight.mul_(3.0)
         model.embedding.weight[END].zero_()
@@ -63,8 +64,9 @@ def _pair(ours: Transformer, theirs: Callable[[Tensor], Tensor], length: int) ->
 
     written = generate()
     if written.shape != (BATCH, length):
-        raise RuntimeError(f"{length} tokens were to be written, got {written.shape}.")
-    return Pair(generate, peer, unit="tokens", count=BATCH * length, tolerance=0.0)
+        raise RuntimeError(f"expected {length} tokens, got {tuple(written.shape)}.")
+    count = BATCH * length
+    return Pair(generate, peer, unit="tokens", count=count, tolerance=0.0)
 
 
 def _greedy(
@@ -99,7 +101,7 @@ def _torch(length: int) -> Callable[[], Pair]:
             DIM, HEADS, DEPTH, DEPTH, HIDDEN, dropout=0.0, batch_first=True
         ).eval()
         ours = _model(final_norm=True)
-        encoder, decoder = transformer_from_torch(theirs.state_dict(), heads=HEADS)
+        encoder, decoder = from_torch(theirs)
         ours.encoder.load_state_dict(encoder.state_dict())
         ours.decoder.load_state_dict(decoder.state_dict())
         table, positions = ours.embedding.weight, ours.positions
@@ -108,9 +110,9 @@ def _torch(length: int) -> Callable[[], Pair]:
             return positions(F.embedding(tokens, table) * DIM**0.5)
 
         def logits(tokens: Tensor, memory: Tensor) -> Tensor:
-            later = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+            mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
             seen = theirs.decoder(
-                embed(tokens), memory, tgt_mask=later, tgt_is_causal=True
+                embed(tokens), memory, tgt_mask=mask, tgt_is_causal=True
             )
             return F.linear(seen, table)
 
@@ -129,7 +131,7 @@ def _hugging_face(length: int) -> Callable[[], Pair]:
         ours = _model(final_norm=False)
         sizes = {"attention_heads": HEADS, "ffn_dim": HIDDEN, "layers": DEPTH}
         config = MarianConfig(
-            vocab_size=VOCABULARY,
+            vocab_size=VOCAB_SIZE,
             d_model=DIM,
             max_position_embeddings=length + SOURCE,
             scale_embedding=True,
@@ -177,7 +179,7 @@ NAMES = {
 
 
 def _marian(ours: Transformer, length: int) -> dict[str, Tensor]:
-    """Give our weights under Marian's names."""
+    """Return our weights under Marian's names."""
     table = ours.embedding.weight
     weights = {
         "model.shared.weight": table,
@@ -186,8 +188,8 @@ def _marian(ours: Transformer, length: int) -> dict[str, Tensor]:
     }
     for side in SIDES:
         weights[f"model.{side}.embed_tokens.weight"] = table
-        codes = ours.positions.codes(length)
-        weights[f"model.{side}.embed_positions.weight"] = codes
+        embeddings = ours.positions.embeddings(length)
+        weights[f"model.{side}.embed_positions.weight"] = embeddings
         for name, x in ours.get_submodule(side).state_dict().items():
             for own, marian in NAMES.items():
                 if f".{own}." in name:
