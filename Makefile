@@ -1,61 +1,86 @@
-# Needs make and Python 3.11 or newer; everything else goes into .venv.
+# Needs make and Python 3.11 or newer; everything else goes into .venv and .cache.
 PYTHON ?= python3
 PORT ?= 8000
+# The versions the book was last tested with. For the newest: make CONSTRAINTS= test
+CONSTRAINTS ?= constraints.txt
 # make bench BENCH=--quick takes two minutes, and leaves the record alone.
 BENCH ?=
 RUN := .venv/bin/python -m
-INSTALLED := .venv/installed
+INSTALL := $(RUN) pip install --quiet --disable-pip-version-check \
+    $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+# Some virtual machines announce Intel's AMX and crash on it; AVX-512 does not need it.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 # Tests share the cores by processes: threads on top would only get in their way.
-PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest
-PARALLEL := -n auto --maxprocesses=4
+PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest -n auto --maxprocesses=4 --dist worksteal \
+    --cov --cov-report=
 
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help site test lint figures bench compatibility chromium clean
+.PHONY: help site build test lint browser figures notebooks bench compatibility constraints release clean
 
 help: ## list the targets (this)
 	@awk -F ': .*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
-site: $(INSTALLED) ## build the book and serve it at http://127.0.0.1:8000 (PORT=...)
+site: .venv/site-installed ## build the book and serve it at http://127.0.0.1:8000 (PORT=...)
 	@echo "The book will be at http://127.0.0.1:$(PORT)/ once it is built; Ctrl-C stops it."
 	@$(RUN) mkdocs serve --livereload --no-strict --dev-addr 127.0.0.1:$(PORT) || { \
 	    echo "If the port is taken, choose another: make site PORT=8001"; exit 1; }
 
-test: chromium lint ## run all checks: lint, tests, coverage, the site in a browser
-	$(PYTEST) $(PARALLEL) --cov --cov-report= --ignore=tests/site
-	$(PYTEST) $(PARALLEL) --cov --cov-report= --cov-append --ignore=tests/site \
-	    --jaxtyping-packages=
-	$(RUN) coverage report --fail-under=98
-	$(PYTEST) tests/site
+build: .venv/site-installed ## build the book into the folder site, strictly
+	$(RUN) mkdocs build --strict --clean --site-dir site
 
-lint: $(INSTALLED) ## check style and types
+test: lint browser ## run all checks: lint, tests, coverage, the site in a browser
+	$(PYTEST)
+	$(PYTEST) --cov-append --jaxtyping-packages= -m unhooked --ignore=tests/site
+	$(RUN) coverage report --fail-under=98
+
+lint: .venv/installed ## check style and types
 	$(RUN) ruff check
 	$(RUN) ruff format --check
-	@$(RUN) pyright --version >/dev/null || { echo "pyright fetches itself from the npm \
-	registry when it first runs, and could not: connect, or set npm_config_registry to a \
-	mirror, and run make again."; exit 1; }
-	$(RUN) pyright
+	$(RUN) codespell_lib
+	@$(RUN) pyright --version >/dev/null || { echo "pyright fetches itself from npm when it \
+	first runs, and could not: connect, or set npm_config_registry to a mirror."; exit 1; }
+	$(RUN) pyright --threads
 
-figures: $(INSTALLED) ## run every example on its quick settings
-	@set -e; ls examples/*.py >/dev/null 2>&1 || echo "There are no examples yet."; \
-	for script in $(wildcard examples/*.py); do \
+browser: .venv/installed ## find a browser for the site's tests, or fetch one
+	@.venv/bin/python tools/browser.py
+
+figures: .venv/installed ## run every example on its quick settings
+	@set -e; for script in examples/*.py; do \
 	    echo "$$script quick"; .venv/bin/python "$$script" quick; done
 
-bench: $(INSTALLED) ## measure against other libraries, which it installs
-	$(RUN) pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	.venv/bin/python benchmarks/run.py $(BENCH)
+notebooks: .venv/installed ## run the notebooks, whose outputs are committed
+	.venv/bin/jupyter nbconvert --to notebook --execute --inplace \
+	    --ExecutePreprocessor.record_timing=False docs/notebooks/*.ipynb
 
-compatibility: $(INSTALLED) ## run the book's tests on the oldest and newest PyTorch
+bench: .venv/installed ## measure against other libraries, which it installs
+	$(INSTALL) --editable '.[bench]'
+	.venv/bin/python benchmarks/run.py $(BENCH)
+	$(if $(BENCH),,.venv/bin/python benchmarks/report.py)
+
+compatibility: .venv/installed ## run the book's tests on the oldest and newest PyTorch
 	.venv/bin/python tools/compatibility.py
 
-clean: ## remove .venv and whatever was built
-	rm -rf .venv .cache site .coverage .hypothesis .pytest_cache .ruff_cache
+constraints: .venv/installed ## record the installed versions in constraints.txt
+	.venv/bin/python tools/release.py constraints
 
-# The stamp comes last, so an interrupted installation is taken up again.
-$(INSTALLED): pyproject.toml | .venv/bin/pip
-	@echo "Installing into .venv; the first time, this takes some minutes."
-	$(RUN) pip install --quiet --disable-pip-version-check --editable '.[lab,docs,dev]'
+release: .venv/installed ## build wheel and sdist into dist, and check them
+	.venv/bin/python tools/release.py
+
+clean: ## remove .venv and whatever was built
+	rm -rf .venv .cache dist site .coverage .hypothesis .pytest_cache .ruff_cache
+
+# The stamps come last, so an interrupted installation is taken up again. Reading the
+# book needs neither PyTorch nor the tools that test it.
+.venv/site-installed: bookbinding/pyproject.toml $(CONSTRAINTS) | .venv/bin/pip
+	@echo "Installing what the book needs into .venv; the first time, this takes a minute."
+	$(INSTALL) --editable ./bookbinding
 	@touch $@
+
+.venv/installed: pyproject.toml bookbinding/pyproject.toml $(CONSTRAINTS) | .venv/bin/pip
+	@echo "Installing into .venv; the first time, this takes some minutes, mostly for PyTorch."
+	$(INSTALL) --editable '.[lab,dev]' --editable ./bookbinding
+	@touch $@ .venv/site-installed
 
 .venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python \
@@ -63,7 +88,3 @@ $(INSTALLED): pyproject.toml | .venv/bin/pip
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "$(PYTHON) cannot make virtual \
 	environments. On Debian: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .venv
-
-# Before the installation, which takes minutes.
-chromium: | .venv/bin/pip
-	@.venv/bin/python tools/chromium.py >/dev/null

@@ -1,11 +1,10 @@
-"""Run the book's tests on the oldest and the newest PyTorch, and write down what ran.
+"""Run the book's tests on the oldest and the newest PyTorch, and record the results.
 
     python tools/compatibility.py            makes both environments, which takes 10 GB
-    python tools/compatibility.py lowest     only one of them
-    python tools/compatibility.py newest --python python3.13   with another Python
+    python tools/compatibility.py lowest     makes one of them
+    python tools/compatibility.py newest --python python3.13   takes another Python
 
-The wheel is what is tested: it is built, installed, and the tests are copied to where
-the checkout's sources are not found.
+The tests run on the wheel, in a folder without the sources of the checkout.
 """
 
 from __future__ import annotations
@@ -28,21 +27,10 @@ ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks/records/compatibility.json"
 TABLE = RECORD.with_suffix(".md")
 CASES = ("lowest", "newest")
-# Tests of the checkout, and of converters, which need other libraries.
-LEFT_OUT = {
-    "test_benchmarks.py",
-    "test_command.py",
-    "test_examples.py",
-    "test_house.py",
-    "test_onnx.py",
-    "test_package.py",
-    "test_packaging.py",
-    "test_pretrained.py",
-    "test_readme.py",
-    "lab",
-    "site",
-}
-TESTERS = ("beartype", "expecttest", "hypothesis")
+FOLDERS = ("tests/chapters", "tests/everywhere")
+# These need other libraries, whose versions would be tested along.
+LEFT_OUT = ("test_onnx.py", "test_pretrained.py")
+TESTERS = ("beartype", "expecttest", "hypothesis", "numpy", "packaging")
 TESTERS += ("pytest", "pytest-cov", "pytest-xdist")
 VERSIONS = """
 import json, platform, transformers_hw
@@ -54,7 +42,7 @@ print(json.dumps([transformers_hw.__file__, found]))
 
 
 def requirements(case: str) -> list[str]:
-    """Give what to install: the lowest versions that are declared, or any."""
+    """List what to install: the lowest versions declared, or the newest."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lab = project["optional-dependencies"]["lab"]
     bound = [*project["dependencies"], *(x for x in lab if "torchvision" in x)]
@@ -64,7 +52,7 @@ def requirements(case: str) -> list[str]:
 
 
 def environment(case: str, python: str) -> Path:
-    """Make a virtual environment, unless it was made before."""
+    """Create a virtual environment, unless it exists."""
     folder = ROOT / ".cache/compatibility" / f"{case}-{Path(python).name}"
     stamp = folder / "made"
     if not stamp.exists():
@@ -85,7 +73,7 @@ def build(folder: Path) -> Path:
 
 
 def install(wheel: Path, place: Path) -> Path:
-    """Put the wheel into an environment, which must hold all that it declares."""
+    """Install the wheel into an environment that has all of its requirements."""
     python = place / "bin/python"
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     options = ["--quiet", "--no-deps", "--no-index", "--force-reinstall"]
@@ -95,16 +83,10 @@ def install(wheel: Path, place: Path) -> Path:
 
 
 def run(python: Path, folder: Path) -> dict[str, Any]:
-    """Run the tests, with the type-checking hook and without it; count them."""
+    """Run the tests with and without the type-checking hook, and count them."""
     shutil.copy(ROOT / "pyproject.toml", folder)
     shutil.copytree(ROOT / "tests", folder / "tests", dirs_exist_ok=True)
-    chosen = sorted(
-        path
-        for path in (folder / "tests").iterdir()
-        if path.name not in LEFT_OUT
-        and (path.is_dir() or path.match("test_*.py"))
-        and path.name != "__pycache__"
-    )
+    chosen = [*FOLDERS, *(f"--ignore-glob=*/{name}" for name in LEFT_OUT)]
     everything = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
     told = subprocess.run(
         [python, "-c", VERSIONS],
@@ -115,7 +97,7 @@ def run(python: Path, folder: Path) -> dict[str, Any]:
     )
     place, versions = json.loads(told.stdout)
     if not Path(place).is_relative_to(python.parents[1]):
-        raise SystemExit(f"the wheel is not what would be tested, but {place}")
+        raise SystemExit(f"the tests must import the wheel, got {place}.")
     counts = {"passed": 0, "failed": 0}
     start = time.perf_counter()
     for hook in ([], ["--jaxtyping-packages="]):
@@ -124,7 +106,7 @@ def run(python: Path, folder: Path) -> dict[str, Any]:
         command += ["-p", "no:cacheprovider", f"--junitxml={report}", *hook, *chosen]
         ended = subprocess.run(command, env=everything, cwd=folder)
         if ended.returncode not in (0, 1):
-            raise SystemExit(f"pytest ended with {ended.returncode}: no tests were run")
+            raise SystemExit(f"pytest exited with {ended.returncode}: no tests ran.")
         suite = ElementTree.parse(report).getroot()[0]
         wrong = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
         counts["failed"] += wrong
@@ -138,7 +120,7 @@ def run(python: Path, folder: Path) -> dict[str, Any]:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Write the table that the site shows."""
+    """Return the table that the site shows."""
     head = "| Python | PyTorch | einops | jaxtyping | System | Passed | Failed |"
     lines = [head, "|---|---|---|---|---|--:|--:|"]
     names = ("python", "torch", "einops", "jaxtyping", "system", "passed", "failed")
@@ -147,7 +129,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def write(new: list[dict[str, Any]]) -> None:
-    """Put runs on the record, in place of earlier ones of the same versions."""
+    """Record runs, replacing earlier ones of the same versions."""
     known = json.loads(RECORD.read_text("utf-8"))["runs"] if RECORD.exists() else []
     names = ("python", "torch", "einops", "jaxtyping", "system")
     runs = {tuple(one[name] for name in names): one for one in [*known, *new]}
@@ -161,7 +143,7 @@ def main() -> None:
     """Run the cases that the command line names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="case", help="lowest, newest")
-    parser.add_argument("--python", default=sys.executable, help="one to use")
+    parser.add_argument("--python", default=sys.executable, help="Python to use")
     chosen = parser.parse_args()
     if not set(chosen.cases) <= set(CASES):
         parser.error(f"cases must be among {CASES}, got {chosen.cases}")
@@ -173,7 +155,7 @@ def main() -> None:
             runs.append(run(python, Path(name)))
     write(runs)
     if any(one["failed"] for one in runs):
-        raise SystemExit("some tests failed: see above")
+        raise SystemExit("Some tests failed: see above.")
 
 
 if __name__ == "__main__":
