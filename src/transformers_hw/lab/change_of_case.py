@@ -50,6 +50,12 @@ class ChangeOfCase:
     prompts = ("<U> ", "<L> ")
     names = ("", "", "", *prompts, " ", *string.ascii_letters)
 
+    def __init__(self) -> None:
+        # Tokens of the characters in upper case, and in lower case.
+        characters = "".join(self.names[self.lower + 1 :])
+        changed = (characters.upper(), characters.lower())
+        self.changed = torch.tensor([[*map(self.names.index, x)] for x in changed])
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -81,9 +87,7 @@ class ChangeOfCase:
         questions = [self.encode(source) for source in sources]
         answers = [self.encode(self.answer(source)) for source in sources]
         source = pad_sequence(questions, True, self.pad)
-        target = pad_sequence(answers, True, self.pad)
-        target_inputs = F.pad(target[:, :-1], (1, 0), value=self.begin)
-        return CaseBatch(source, target_inputs, target)
+        return self._teacher_forcing(source, pad_sequence(answers, True, self.pad))
 
     def sample(
         self,
@@ -103,6 +107,16 @@ class ChangeOfCase:
 
         prompts = draw(self.upper, self.lower + 1, batch, 1)
         texts = draw(self.lower + 1, len(self), batch, max_length)
-        ends = draw(min_length + 1, max_length + 2, batch)
-        rows = zip(torch.cat([prompts, texts], dim=1), ends, strict=True)
-        return self.batch([self.decode(row[:end]) for row, end in rows])
+        ends = draw(min_length + 1, max_length + 2, batch, 1)
+        answers = self.changed[prompts - self.upper, texts - self.lower - 1]
+        source = self._ended(torch.cat([prompts, texts], dim=1), ends)
+        return self._teacher_forcing(source, self._ended(answers, ends - 1))
+
+    def _ended(self, tokens: Tensor, ends: Tensor) -> Tensor:
+        index = torch.arange(int(ends.max()) + 1)
+        tokens = F.pad(tokens, (0, 1))[:, : len(index)]
+        return tokens.where(index < ends, self.pad).where(index != ends, self.end)
+
+    def _teacher_forcing(self, source: Tensor, target: Tensor) -> CaseBatch:
+        target_inputs = F.pad(target[:, :-1], (1, 0), value=self.begin)
+        return CaseBatch(source, target_inputs, target)
