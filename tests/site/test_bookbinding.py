@@ -30,14 +30,28 @@ id = "uni-1b"
 source = "uni"
 chapter = "one"
 title = "Second"
+
+[[question]]
+id = "uni-2c"
+source = "uni"
+chapter = "two"
+title = "Third"
 """
 TESTS = '''import pytest
 
 
 @pytest.mark.question("uni-1a")
 def test_two_and_two_are_four():
-    """```"""
-    assert 2 + 2 == 4
+    assert 2 + 2 == 4, "```"
+
+
+@pytest.mark.question("uni-2c")
+def test_nothing_is_added():
+    """Nothing is added to nothing.
+
+    Nor taken away.
+    """
+    assert 0 + 0 == 0
 
 
 @pytest.mark.unhooked
@@ -107,6 +121,37 @@ Softly.
 
 [[evidence uni-1b]]
 """
+BOX = r"""
+[[question uni-2c]]
+> What is $0 + 0$?
+>
+> Say why.
+> 
+> ---
+>
+> It is $0$, as [[fig two/sum]] shows.
+
+[[diagram two/sum two/sum stacked]]
+> Nothing, twice.
+
+[[code small add Box.open]]
+
+"""
+DRAWN = SVG.replace("></svg>", "><title>A sum</title><desc>0 + 0</desc>\n\n</svg>")
+CODE = '''def add(x: int) -> int:
+    """Add nothing."""
+    return x + 0
+
+
+class Box:
+    def open(self) -> None:
+        """Open it.
+
+        Wide.
+        """
+
+        self.open = True
+'''
 FORMULAS = "$$\na \\label{eq:one}\n$$\n\n$$\n\\R \\label{eq:two}\n$$\n\n[[errata]]\n"
 
 
@@ -130,9 +175,13 @@ GOOD = {
         "#uni-1b", "one.md#uni-1b"
     ),
     "docs/chapters/one.md": CHAPTER,
-    "docs/chapters/two.md": f"---\ntitle: Two\nchapter: 2\n---\n\n{FORMULAS}",
+    "docs/chapters/two.md": f"---\ntitle: Two\nchapter: 2\n---\n\n{BOX}{FORMULAS}",
+    "docs/diagrams/two/sum.svg": DRAWN,
+    "docs/evidence.md": "[[list evidence]]\n",
+    "src/transformers_hw/small.py": CODE,
     "docs/everything.md": "[[list questions]]\n\n[[list errata]]\n",
     "docs/references.md": "[[list references]]\n",
+    "docs/reference/two.md": "# Two",
     "docs/reference/one.md": "# `add` { #transformers_hw.add }\n",
     "docs/glossary.md": "[[list terms]]\n",
     "docs/glossary.toml": '"softly" = "Not <hard>."\n',
@@ -172,7 +221,37 @@ def test_a_question_is_headed_by_its_title_and_where_it_comes_from(
     chapter: str,
 ) -> None:
     assert '<h3 class="question" id="uni-1a">First' in chapter
-    assert "A university · question 1a · 1 point · <code>uni-1a</code>" in chapter
+    assert "A university · question 1(a) · 1 point · <code>uni-1a</code>" in chapter
+
+
+def test_a_box_holds_question_answer_and_evidence(good: Path) -> None:
+    page = (good / "chapters/two/index.html").read_text("utf-8")
+    box = page[page.index('<div class="admonition assignment">') :]
+    text = re.sub(r"<[^>]+>", "", box)
+    assert "A university · question 2(c) · uni-2c" in text
+    assert text.index("Say why.") < text.index("Answer") < text.index("as figure 2.1")
+    link = '<a href="../../evidence/#evidence-uni-2c">Nothing is added to nothing</a>.'
+    assert link in box
+    evidence = (good / "evidence/index.html").read_text("utf-8")
+    assert '<h3 id="evidence-uni-2c"><a href="../chapters/two/#uni-2c">' in evidence
+
+
+def test_diagrams_are_drawn_in_the_page_and_numbered(good: Path) -> None:
+    page = (good / "chapters/two/index.html").read_text("utf-8")
+    (figure,) = re.findall(
+        r'<figure class="diagram" id="figure-two-sum">.*?</figure>', page, re.S
+    )
+    assert figure.count("<title>A sum</title>") == 2
+    assert "<strong>Figure 2.1.</strong> Nothing, twice." in figure
+    assert '<a href="#figure-two-sum">figure 2.1</a>' in page
+
+
+def test_code_of_the_package_is_shown_without_docstrings(good: Path) -> None:
+    page = (good / "chapters/two/index.html").read_text("utf-8")
+    code = re.sub(r"<[^>]+>", "", page)
+    assert "def add(x: int) -&gt; int:\n    return x + 0\n\ndef open" in code
+    assert "        self.open" not in code
+    assert 'href="../../source/src/transformers_hw/small.py/#L1"' in page
 
 
 def test_evidence_is_the_marked_tests_with_command_and_line(
@@ -229,7 +308,7 @@ def test_errata_have_links_that_work_on_any_page(
     good: Path, chapter: str, everything: str
 ) -> None:
     folded = (good / "chapters/two/index.html").read_text("utf-8")
-    assert '<details class="admonition erratum">' in folded
+    assert '<details class="admonition erratum error">' in folded
     assert 'id="erratum-uni-1a-other"' in folded
     for page in (chapter, everything):
         assert 'id="erratum-uni-1a-sign"' in page
@@ -245,7 +324,7 @@ def test_the_index_links_answers_tests_figures_and_code(everything: str) -> None
     for link in (
         "../chapters/one/#uni-1a",
         "../source/tests/deep/test_sums.py/#L4",
-        "../source/tests/deep/test_sums.py/#L10",
+        "../source/tests/deep/test_sums.py/#L18",
         "../chapters/one/#figure-one-curve",
         "../reference/one/#transformers_hw.add",
     ):
@@ -289,6 +368,13 @@ MISTAKES = {
     "a [[number one metrics.none]]": "no 'none' among loss, heads, two, tiny",
     "a [[number one]]": "write [[number chapter path format]]",
     "a [[number three metrics.x]]": "no run of 'three' has been made",
+    "[[question uni-1a]]\n> Why?": "uni-1a needs an answer, after a line of three",
+    "[[diagram two/none]]\n> c": "no diagram two/none.svg in docs/diagrams",
+    "[[diagram two/bare]]\n> c": "diagram two/bare needs a <title> and a <desc>",
+    "[[diagram two/sum]]": "figure two/sum needs a caption",
+    "[[code small none]]": "there is no none",
+    "[[code small]]": "write [[code module object ...]], not 'small'",
+    "a [[fig two/none]]": "no chapter shows a figure 'two/none'",
     "a [[cite you2020]]": "references.toml has no 'you2020'",
     "a [[nubmer x]]": "there is no directive [[nubmer ...]]",
     "![](../figures/one/curve-light.svg)": "no alt text: <img",
@@ -315,6 +401,7 @@ BAD = {
     .replace('"uni-1a"', '"uni-7"')
     .replace("quiz", "nobody")
     .replace("test_two", "test_nothing"),
+    "docs/diagrams/two/bare.svg": SVG,
     "docs/figures/two/lone-light.svg": SVG,
     "docs/figures/two/lone-dark.svg": SVG,
     "docs/notebooks/bad.ipynb": notebook("# Bad\n\nSee [one](one.md).", ""),
@@ -327,7 +414,7 @@ GAPS = [
     "chapters/one.md: uni-1a is answered twice",
     "chapters/one.md: uni-1e belongs on chapters/two.md",
     'chapters/one.md: 0.123 is typed by hand: write [[number one "metrics.loss" .3f]]',
-    "tests/test_unknown.py:10: no question 'uni-6'",
+    "tests/test_unknown.py:18: no question 'uni-6'",
     "hidden is shown 0 times, not once",
     "hidden: no question 'uni-7'",
     "hidden: source is one of quiz, eth",

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from xml.etree.ElementTree import Element
 
 from bookbinding import glossary, ledger, parts
-from bookbinding.directives import Context
+from bookbinding.directives import Context, element
 from bookbinding.listings import listing_of
 from bookbinding.project import Project, link
 from bookbinding.questions import Question
@@ -20,6 +20,7 @@ def listed(context: Context, parent: Element, name: str) -> None:
     lists: dict[str, Callable[[Context, Element], None]] = {
         "questions": questions,
         "errata": errata,
+        "evidence": evidence,
         "examples": examples,
         "ledger": ledger.ledger,
         "references": references,
@@ -102,6 +103,21 @@ def errata(context: Context, parent: Element) -> None:
             context.parse(parent, f"## {title}")
             for one in sorted(found, key=lambda one: order.index(one.question)):
                 parts.show_erratum(context, parent, one)
+
+
+def evidence(context: Context, parent: Element) -> None:
+    """List the tests of every question, chapter by chapter."""
+    project = context.project
+    for chapter, (number, title) in project.chapters.items():
+        context.parse(parent, f"## {number} {title}")
+        for one in project.questions.values():
+            # What has no evidence is reported as a gap.
+            if one.chapter == chapter and project.evidence(one.id):
+                answer = link(context.page, one.page, one.id)
+                heading = element(parent, "h3", id=f"evidence-{one.id}")
+                element(heading, "a", one.title, href=answer)
+                element(parent, "p", one.byline, class_="byline")
+                parts.evidence(context, parent, one.id)
 
 
 def examples(context: Context, parent: Element) -> None:

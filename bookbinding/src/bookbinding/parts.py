@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import textwrap
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -16,15 +18,49 @@ from bookbinding.questions import Question, Test
 
 #: How many tests of a question unfold; the others are links.
 TESTS_SHOWN = 4
+#: How many of them a question's box names.
+TESTS_NAMED = 2
+EVIDENCE_PAGE = "evidence.md"
+SVG_HEAD = re.compile(r"<svg\b.*?</title>.*?<desc\b.*?</desc>", re.S)
 RELATIVE_LINK = re.compile(r"\]\((?!https?:|/)([^)\s]*)\)")
 NUMBER = re.compile(r'(\S+)\s+(?:"([^"]+)"|(\S+))(?:\s+(\S+))?')
 
 
 def question(context: Context, parent: Element, id_: str) -> None:
-    """Head the answer to a question."""
+    """Show a question's box: what is asked, the answer, and the evidence for it.
+
+    The lines below the directive that begin with `>` hold the question and, after a
+    line of three dashes, the answer.
+    """
     asked = known_question(context.project, id_)
-    element(parent, "h3", asked.title, class_="question", id=id_)
-    element(parent, "p", asked.byline, class_="byline")
+    if not context.quoted:
+        element(parent, "h3", asked.title, class_="question", id=id_)
+        element(parent, "p", asked.byline, class_="byline")
+        return
+    words, dashes, answer = context.quoted.partition("\n---\n")
+    if not dashes:
+        raise ValueError(f"{id_} needs an answer, after a line of three dashes")
+    box = element(parent, "div", class_="admonition assignment")
+    element(box, "h3", asked.title, class_="question", id=id_)
+    element(box, "p", asked.byline, class_="byline")
+    context.parse(element(box, "div", class_="asked"), words)
+    solution = element(box, "details", class_="solution", open="")
+    element(solution, "summary", "Answer")
+    context.parse(solution, answer)
+    name_evidence(context, element(solution, "p", class_="evidence"), id_)
+
+
+def name_evidence(context: Context, parent: Element, id_: str) -> None:
+    """Name the tests of a question in one line, which leads to their source."""
+    tests = context.project.evidence(id_)
+    if not tests:
+        raise ValueError(f"{id_} has no evidence: no test is marked with it")
+    address = link(context.page, EVIDENCE_PAGE, f"evidence-{id_}")
+    named = "; ".join(one.claim for one in tests[:TESTS_NAMED])
+    more = len(tests) - TESTS_NAMED
+    rest = f"; and {more} more" if more > 0 else ""
+    element(parent, "strong", "Evidence.").tail = " "
+    element(parent, "a", AtomicString(named + rest), href=address).tail = "."
 
 
 def evidence(context: Context, parent: Element, id_: str) -> None:
@@ -97,7 +133,8 @@ def show_erratum(
 ) -> None:
     """Say whose claim it is, what is right, and show the counterexample."""
     project, page = context.project, context.page
-    box = element(parent, "details" if folded else "div", class_="admonition erratum")
+    kinds = f"admonition erratum {one.kind}"
+    box = element(parent, "details" if folded else "div", class_=kinds)
     element(box, "summary" if folded else "p", one.title, class_="admonition-title")
     byline = element(box, "p", class_="byline", id=f"erratum-{one.id}")
     byline.text = f"{project.documents.get(one.source, one.source)}, "
@@ -125,32 +162,139 @@ def relinked(text: str, one: Erratum, page: str) -> str:
 def figure(context: Context, parent: Element, argument: str) -> None:
     """Show a figure for light and dark, with its caption and how it was made."""
     name, _, alt = (part.strip() for part in argument.partition(":"))
-    chapter, _, stem = name.partition("/")
-    folder = context.project.docs / "figures" / chapter
+    run, _, stem = name.rpartition("/")
+    folder = context.project.docs / "figures" / run
     there = sorted(path.name[:-10] for path in folder.glob("*-light.svg"))
     if stem not in there or not (folder / f"{stem}-dark.svg").is_file():
         raise ValueError(f"no figure {name}; there are {', '.join(there) or 'none'}")
     if len(alt.split()) < 3:
         raise ValueError(f"figure {name} needs an alt text that says what is seen")
-    if not context.quoted:
-        raise ValueError(f"figure {name} needs a caption: lines that begin with >")
-    made = made_by(known_run(context, chapter), chapter, context.page)
+    made = made_by(known_run(context, run), run, context.page)
     width, height = size_of(folder / f"{stem}-light.svg")
-    shown = element(parent, "figure", class_="book", id=f"figure-{chapter}-{stem}")
+    shown = element(parent, "figure", class_="book", id=figure_id(name))
     images = element(shown, "p")
     for mode in ("light", "dark"):
         address = link(context.page, f"figures/{name}-{mode}.svg", f"only-{mode}")
         image = element(images, "img", alt=alt, src=address, loading="lazy")
         image.attrib |= {"width": str(width), "height": str(height)}
+    add_caption(context, shown, name, f"{made}\n{{ .made }}")
+
+
+def diagram(context: Context, parent: Element, argument: str) -> None:
+    """Show drawings of docs/diagrams side by side, with their caption."""
+    names = argument.split()
+    stacked = names[-1] == "stacked"
+    names = names[:-1] if stacked else names
+    shown = element(parent, "figure", class_="diagram", id=figure_id(names[0]))
+    panels = element(shown, "div", class_="panels stacked" if stacked else "panels")
+    for name in names:
+        path = context.project.docs / "diagrams" / f"{name}.svg"
+        if not path.is_file():
+            raise ValueError(f"no diagram {name}.svg in docs/diagrams")
+        drawn = path.read_text("utf-8").strip()
+        if SVG_HEAD.match(drawn) is None:
+            raise ValueError(f"diagram {name} needs a <title> and a <desc>")
+        # Blank lines would end the HTML for Markdown.
+        drawn = re.sub(r"\n\s*(?=\n)", "", drawn)
+        element(panels, "div", context.store(drawn), class_="panel")
+    add_caption(context, shown, names[0])
+
+
+def add_caption(
+    context: Context, shown: Element, name: str, made: str | None = None
+) -> None:
+    """Add the quoted caption, and the figure's number if a chapter shows it."""
+    if not context.quoted:
+        raise ValueError(f"figure {name} needs a caption: lines that begin with >")
     caption = element(shown, "figcaption")
-    context.parse(caption, context.quoted)
-    context.parse(caption, f"{made}\n{{ .made }}")
+    page, number = context.project.figures.get(name, ("", ""))
+    if page == context.page:
+        context.parse(caption, f"**Figure {number}.** {context.quoted}")
+    else:
+        context.parse(caption, context.quoted)
+    if made is not None:
+        context.parse(caption, made)
 
 
-def made_by(run: runs.Run, chapter: str, page: str) -> str:
+def fig(context: Context, name: str) -> Element:
+    """Refer to a figure by its number."""
+    if name not in context.project.figures:
+        raise ValueError(f"no chapter shows a figure {name!r}")
+    page, number = context.project.figures[name]
+    here = page == context.page
+    address = "" if here else link(context.page, page)
+    made = Element("a", {"href": f"{address}#{figure_id(name)}"})
+    made.text = AtomicString(f"figure {number}")
+    return made
+
+
+def figure_id(name: str) -> str:
+    """Return the anchor of a figure."""
+    return f"figure-{name.replace('/', '-')}"
+
+
+def code(context: Context, parent: Element, argument: str) -> None:
+    """Show functions or classes of the package as they are, without docstrings.
+
+    The argument names the module and then the objects, such as
+    `attention softmax` or `transformer.parts LayerNorm.forward`.
+    """
+    module, *names = argument.split()
+    path = f"src/transformers_hw/{module.replace('.', '/')}.py"
+    file = context.project.root / path
+    if not file.is_file() or not names:
+        raise ValueError(f"write [[code module object ...]], not {argument!r}")
+    text = file.read_text("utf-8")
+    shown = "\n\n".join(without_docstring(text, name) for name in names)
+    made = f"<pre><code>{highlighted(shown)}\n</code></pre>"
+    html = f'<div class="highlight">{made}</div>'
+    element(parent, "p", context.store(html))
+    line = definition(ast.parse(text), names[0]).lineno
+    address = link(context.page, listing_of(path), f"L{line}")
+    place = element(parent, "p", class_="place")
+    element(place, "a", AtomicString(path), href=address)
+
+
+def definition(tree: ast.AST, name: str) -> ast.FunctionDef | ast.ClassDef:
+    """Return the function or class of a dotted name."""
+    for part in name.split("."):
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        # The last one: what comes before it may be overloads.
+        found = [x for x in getattr(tree, "body", []) if isinstance(x, kinds)]
+        found = [x for x in found if x.name == part]
+        if not found:
+            raise ValueError(f"there is no {name}")
+        tree = found[-1]
+    return tree  # type: ignore[return-value]
+
+
+def without_docstring(text: str, name: str) -> str:
+    """Return the source of a function or class without its docstrings."""
+    node = definition(ast.parse(text), name)
+    lines = text.splitlines()
+    dropped: set[int] = set()
+    for inner in ast.walk(node):
+        body = getattr(inner, "body", None)
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        if isinstance(inner, kinds) and ast.get_docstring(inner) and body:
+            first = body[0]
+            dropped |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+            after = first.end_lineno or first.lineno
+            if len(body) > 1 and not lines[after].strip():
+                dropped.add(after + 1)
+    kept = [
+        lines[number - 1]
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        if number not in dropped
+    ]
+    return textwrap.dedent("\n".join(kept))
+
+
+def made_by(run: runs.Run, name: str, page: str) -> str:
     """Say how a run's figures were made, in Markdown."""
+    chapter, _, _ = name.partition("/")
     script = link(page, listing_of(f"examples/{chapter}.py"))
-    record = link(page, f"figures/{chapter}/run.json")
+    record = link(page, f"figures/{name}/run.json")
     return (
         f"Made by [`{run['command']}`]({script}) on a {runs.device(run)} in "
         f"{runs.duration(run)} ([record]({record}))."

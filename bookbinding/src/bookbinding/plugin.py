@@ -58,11 +58,13 @@ class Bookbinding(BasePlugin[Settings]):
                 "evidence": parts.evidence,
                 "test": parts.test,
                 "figure": parts.figure,
+                "diagram": parts.diagram,
+                "code": parts.code,
                 "erratum": parts.erratum,
                 "errata": parts.errata,
                 "list": lists.listed,
             },
-            inline={"number": parts.number, "cite": parts.cite},
+            inline={"number": parts.number, "cite": parts.cite, "fig": parts.fig},
         )
         config.markdown_extensions.append(self.directives)  # type: ignore[arg-type]
         terms = glossary.abbreviations(Path(config.docs_dir))

@@ -17,14 +17,19 @@ from mkdocs.utils.meta import get_data
 from bookbinding import questions
 
 HEADING = re.compile(r'<h3 class="question" id="([^"]+)">')
-FIGURE = re.compile(r'<figure class="book" id="figure-([^"]+)">')
+FIGURE = re.compile(r'<figure class="(?:book|diagram)" id="figure-([^"]+)">')
+SHOWN = re.compile(r"^ {0,3}\[\[(?:figure|diagram)\s+([\w/-]+)", re.M)
 ERRATUM = re.compile(r'id="erratum-([^"]+)"')
 OBJECT = re.compile(r'<autoref [^>]*identifier="(transformers_hw\.[\w.]+)"')
 
 
 @dataclass(frozen=True)
 class Erratum:
-    """A mistake of a source document, with the tests that show it."""
+    """What a source gets wrong, or what its reader may, with tests that show it.
+
+    Its `kind` is `"error"` if the source is wrong, and `"trap"` if it is right, or says
+    nothing, and a reader may still go wrong there.
+    """
 
     id: str
     question: str
@@ -33,6 +38,7 @@ class Erratum:
     claim: str
     right: str
     chapter: str
+    kind: str = "error"
     tests: list[str] = field(default_factory=list)
 
 
@@ -104,6 +110,17 @@ class Project:
             for name in sorted(found, key=lambda name: found[name]["chapter"])
         }
 
+    @cached_property
+    def figures(self) -> dict[str, tuple[str, str]]:
+        """The page and the number of each figure of the chapters, by name."""
+        found = {}
+        for chapter, (number, _) in self.chapters.items():
+            page = f"chapters/{chapter}.md"
+            names = SHOWN.findall((self.docs / page).read_text("utf-8"))
+            for count, name in enumerate(names, 1):
+                found[name] = page, f"{number}.{count}"
+        return found
+
     def evidence(self, question: str) -> list[questions.Test]:
         """Return the tests that carry a question's marker."""
         return [test for test in self.tests if question in test.questions]
@@ -123,7 +140,7 @@ class Project:
             Answer(
                 id_,
                 page,
-                evidence='<details class="evidence">' in body,
+                evidence='class="evidence"' in body,
                 figures=tuple(FIGURE.findall(body)),
                 objects=tuple(dict.fromkeys(OBJECT.findall(body))),
             )
@@ -155,6 +172,8 @@ class Project:
                 yield f"{place} is shown {shown[id_]} times, not once"
             if erratum.question not in self.questions:
                 yield f"{place}: no question {erratum.question!r}"
+            if erratum.kind not in ("error", "trap"):
+                yield f"{place}: kind is error or trap, not {erratum.kind!r}"
             if erratum.source not in self.documents:
                 yield f"{place}: source is one of {', '.join(self.documents)}"
             unknown = [name for name in erratum.tests if self.test(name) is None]

@@ -6,6 +6,7 @@ Tests are parsed, not imported: a page shows them without running anything.
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,9 +40,14 @@ class Question:
     @property
     def byline(self) -> str:
         """Course, number, points and id, as Markdown."""
-        number = self.id.removeprefix(f"{self.source}-")
-        parts = [self.place, f"question {number}", self.worth, f"`{self.id}`"]
+        parts = [self.place, f"question {self.number}", self.worth, f"`{self.id}`"]
         return " · ".join(part for part in parts if part)
+
+    @property
+    def number(self) -> str:
+        """Its number, as most people would write it: 1.3(e)."""
+        number = self.id.removeprefix(f"{self.source}-")
+        return re.sub(r"(?<=\d)([a-z])(\.\d+)?$", r"(\1)\2", number)
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,13 @@ class Test:
     line: int
     code: str
     questions: tuple[str, ...]
+    docstring: str = ""
 
     @property
     def claim(self) -> str:
-        """What the test's name says, as a sentence."""
+        """What the test checks: its docstring's first line, or its name in words."""
+        if self.docstring:
+            return self.docstring.splitlines()[0].rstrip(".")
         words = self.name.removeprefix("test_").replace("_s_", "'s ").replace("_", " ")
         return words[:1].upper() + words[1:]
 
@@ -91,7 +100,8 @@ def read_tests(root: Path) -> Iterator[Test]:
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
                 code = "\n".join(lines[first - 1 : node.end_lineno])
                 path = file.relative_to(root).as_posix()
-                yield Test(path, node.name, first, code, tuple(_ids(node)))
+                docstring = ast.get_docstring(node) or ""
+                yield Test(path, node.name, first, code, tuple(_ids(node)), docstring)
 
 
 def _ids(node: ast.FunctionDef) -> Iterator[str]:
