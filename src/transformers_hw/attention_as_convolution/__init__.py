@@ -24,7 +24,10 @@ Read the modules in this order:
 4. `assignment`: the encodings and plots that the assignment asks for by name.
 5. `learned_relative` and `image_bert`: the paper's models. The heads of an [`ImageBert`
    ][transformers_hw.attention_as_convolution.ImageBert] learn where to attend.
-6. `relative_table`, an appendix: the number of heads that a kernel needs is the rank of
+6. `initialization`: the theorem used backwards. [`initialize`
+   ][transformers_hw.attention_as_convolution.initialize] lets the heads of a Vision
+   Transformer start as the shifts of a convolution.
+7. `relative_table`, an appendix: the number of heads that a kernel needs is the rank of
    its taps, or one more ([`fewest_heads`
    ][transformers_hw.attention_as_convolution.fewest_heads]).
 """
@@ -53,6 +56,10 @@ from transformers_hw.attention_as_convolution.image_bert import (
     ImageBert,
     ImageBertConfig,
     ImageBertLayer,
+)
+from transformers_hw.attention_as_convolution.initialization import (
+    initialize,
+    neighbor_offsets,
 )
 from transformers_hw.attention_as_convolution.learned_relative import (
     LearnedRelativeSelfAttention,
@@ -86,6 +93,8 @@ __all__ = [
     "effective_kernel",
     "fewest_heads",
     "head_metrics",
+    "initialize",
+    "neighbor_offsets",
     "verify_limit",
     "visualize_abs_positional_embedding",
     "visualize_rel_positional_embedding",

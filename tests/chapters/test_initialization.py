@@ -1,0 +1,177 @@
+"""Heads of a Vision Transformer that start as the shifts of a convolution."""
+
+import math
+
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from einops import rearrange
+from torch import Tensor, nn
+
+from transformers_hw import VisionTransformer
+from transformers_hw.attention_as_convolution import initialize, neighbor_offsets
+from transformers_hw.pretrained import (
+    from_huggingface,
+    from_timm,
+    from_torchvision,
+)
+from transformers_hw.probes import capture_weights
+
+SIZES = {"dim": 48, "depth": 3, "heads": 3, "hidden_dim": 40}
+
+
+def images(count: int = 16) -> Tensor:
+    """Smooth random images: neighboring pixels are alike, as in photographs."""
+    coarse = torch.randn(count, 3, 7, 7, generator=torch.Generator().manual_seed(1))
+    smooth = nn.functional.interpolate(coarse, size=(24, 24), mode="bicubic")
+    return smooth + 0.1 * torch.randn(smooth.shape)
+
+
+def vit(**options: object) -> VisionTransformer:
+    settings = {"num_classes": 5, "pool": "mean", **SIZES, **options}
+    return VisionTransformer(24, 4, **settings)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8, 11, 24])
+def test_heads_start_at_different_offsets_nearest_ring_first(heads: int) -> None:
+    for layer in (0, 1):
+        offsets = neighbor_offsets(heads, layer)
+        assert len(set(offsets)) == heads
+        assert all(max(map(abs, offset)) == 1 for offset in offsets[:8])
+        assert all(max(map(abs, offset)) == 2 for offset in offsets[8:])
+
+
+def test_two_layers_of_four_heads_attend_in_all_eight_directions() -> None:
+    assert len({*neighbor_offsets(4, 0), *neighbor_offsets(4, 1)}) == 8
+
+
+def test_every_head_attends_most_to_its_neighbor() -> None:
+    model, x = vit().eval(), images()
+    initialize(model, x)
+    with torch.no_grad(), capture_weights(model) as weights:
+        model(x)
+    for number, (layer,) in enumerate(weights.values()):
+        maps = rearrange(layer, "b h (i j) k -> b h i j k", i=6)
+        for head, (down, right) in enumerate(neighbor_offsets(3, number)):
+            # Far from the border, where every query has that neighbor.
+            inner = maps[:, head, 1:5, 1:5].argmax(-1)
+            at = torch.arange(1, 5)
+            wanted = (at[:, None] + down) * 6 + at + right
+            share = (inner == wanted).float().mean().item()
+            # Chance would be 1 in 36.
+            assert share > 0.7, (number, head, share)
+
+
+def test_scores_of_positions_alone_are_the_sum_of_cosines() -> None:
+    model = vit().eval()
+    initialize(model, images(), gain=1.25)
+    layer = model.encoder.layers[0].attention
+    table = rearrange(model.positions.weight, "i j d -> (i j) d").detach()
+    at = torch.cartesian_prod(torch.arange(6.0), torch.arange(6.0))
+    for head, offset in enumerate(neighbor_offsets(3)):
+        rows = slice(16 * head, 16 * (head + 1))
+        query, key = (
+            table @ proj.weight[rows].detach().T
+            for proj in (layer.query_proj, layer.key_proj)
+        )
+        gap = at[None] - at[:, None] - torch.tensor(offset)
+        expected = sum(torch.cos(math.tau * f / 12 * gap).sum(-1) for f in (1, 2, 3))
+        found = query @ key.T
+        # The layer norm's factor, which the weights undo, is missing here.
+        factor = found.diagonal().mean() / expected.diagonal().mean()
+        assert factor > 0
+        torch.testing.assert_close(found, factor * expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("attend", ["shifts", "mimetic"])
+def test_other_libraries_models_get_the_same_weights(attend: str) -> None:
+    torch.manual_seed(3)
+    theirs = timm.models.VisionTransformer(
+        img_size=24, patch_size=4, num_classes=5, embed_dim=48, depth=3, num_heads=3,
+        mlp_ratio=40 / 48,
+    )  # fmt: skip
+    vision = torchvision.models.VisionTransformer(24, 4, 3, 3, 48, 40, num_classes=5)
+    config = transformers.ViTConfig(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=3, image_size=24,
+        intermediate_size=40, patch_size=4, num_labels=5,
+    )  # fmt: skip
+    face = transformers.ViTForImageClassification(config)
+    x = images()
+    for model, convert in (
+        (theirs, from_timm),
+        (vision, from_torchvision),
+        (face, from_huggingface),
+    ):
+        ours = convert(model.eval()).eval()
+        for one in (model, ours):
+            torch.manual_seed(4)
+            initialize(one, x, attend=attend)
+        with torch.no_grad():
+            found = model(x)
+            found = getattr(found, "logits", found)
+            torch.testing.assert_close(ours(x), found, rtol=1e-4, atol=1e-5)
+
+
+def test_values_and_output_subtract_what_a_head_finds() -> None:
+    model = vit()
+    initialize(model, images(), attend=None, whiten=False)
+    for layer in model.encoder.layers:
+        value = layer.attention.value_proj.weight.detach()
+        output = layer.attention.output_proj.weight.detach()
+        product = output @ value
+        # Noise of standard deviation 0.4 / √48 in each of 48 diagonal entries.
+        assert abs(product.trace() / 48 + 0.4) < 4 * 0.4 / 48
+        off = product - torch.diag(product.diag())
+        assert abs(off.std() - 0.4 / math.sqrt(48)) < 0.01
+
+
+def test_whitening_brings_the_variances_of_patches_nearer_to_each_other() -> None:
+    model, x = vit(), images(64)
+    initialize(model, x, attend=None, values=False)
+    tokens = rearrange(model.patch_embedding(x), "b i j d -> (b i j) d").detach()
+    assert tokens.mean(0).abs().max() < 1e-3
+    assert abs(tokens.square().mean() - 1.0) < 1e-3
+    patches = rearrange(x, "b c (h i) (w j) -> (b h w) (c i j)", i=4, j=4)
+    before = torch.linalg.eigvalsh(torch.cov(patches.T, correction=0)).double()
+    after = torch.linalg.eigvalsh(torch.cov(tokens.T, correction=0)).double()
+    # The variance λ of a component becomes λ (λ + 0.02)^-0.7, up to a factor.
+    expected = before * (before + 0.02) ** -0.7
+    factor = after.sum() / expected.sum()
+    torch.testing.assert_close(
+        after.sort().values, factor * expected.sort().values, rtol=1e-3, atol=1e-4
+    )
+
+
+def test_each_ingredient_leaves_the_others_alone() -> None:
+    before = vit().state_dict()
+    for options, changed in (
+        ({"attend": None, "whiten": False}, ("value_proj", "output_proj")),
+        ({"attend": None, "values": False}, ("patch_embedding",)),
+    ):
+        model = vit()
+        model.load_state_dict(before)
+        initialize(model, images(), **options)
+        different = [k for k, x in model.state_dict().items() if not x.equal(before[k])]
+        assert different
+        assert all(any(part in name for part in changed) for name in different)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "message"),
+    [
+        (
+            nn.Linear(3, 4),
+            TypeError,
+            "model must be a Vision Transformer .* got Linear",
+        ),
+        (vit(norm="post"), ValueError, "must be pre-norm .* got norm 'post'"),
+        (vit(positions="sinusoidal"), ValueError, "positions 'sinusoidal'"),
+    ],
+)
+def test_models_that_cannot_start_so_are_refused(
+    model: nn.Module, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        initialize(model, images())
