@@ -1,8 +1,9 @@
 """Figures of chapter 8: heads that find their positions, and a ResNet of attention.
 
-An image model with Gaussian attention is trained while its heads are recorded. It is
-compared with learned relative positions and with a ResNet, whose convolutions are
-finally replaced by attention.
+Its parts: `limit` sharpens heads. `heads` trains an image model with Gaussian attention
+and records where its heads go; `steps` does so briefly, from several seeds, with small
+and with large steps of the centers. `models` compares it with learned relative
+positions and with a ResNet, whose convolutions are then replaced by attention.
 """
 
 import math
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Circle, Rectangle
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils.flop_counter import FlopCounterMode
 
 from transformers_hw.attention_as_convolution import (
     GaussianSelfAttention,
@@ -33,16 +35,24 @@ from transformers_hw.lab.experiment import (
     Experiment,
     ImageExampleConfig,
     Metrics,
+    Part,
     Results,
     count_parameters,
     minutes,
-    run_example,
+    run_parts,
+    spread,
 )
 from transformers_hw.lab.objectives import classify
 from transformers_hw.lab.optimization import Optimizer
-from transformers_hw.lab.plotting import LIGHT, Theme, heatmap, label_line
+from transformers_hw.lab.plotting import (
+    LIGHT,
+    Theme,
+    dot_runs,
+    heatmap,
+    label_line,
+    plot_runs,
+)
 from transformers_hw.lab.resnet import small_resnet
-from transformers_hw.lab.training import evaluate
 from transformers_hw.transformer import gelu
 
 GAUSSIAN, RESNET = "gaussian", "resnet"
@@ -54,7 +64,9 @@ MODELS = {
     RESNET: ("ResNet", None),
 }
 # Settings that a training depends on, besides the model and the recipe.
-DATA_SETTINGS = ("fraction", "augment", "center_lr_scale")
+DATA_SETTINGS = ("fraction", "augment")
+# Factors of the centers' steps that are compared.
+STEP_SCALES = (1, 20)
 GRID, SHOWN_ALPHAS = 9, (0.1, 0.5, 3.0)
 # By name: the label, the center (query minus key), the query, and the nearest pixels.
 LIMITS = {
@@ -84,6 +96,8 @@ SHOWN_IMAGE = 3
 class Config(ImageExampleConfig):
     """Settings of the models and of their training."""
 
+    parts: tuple[str, ...] = ()
+    """Parts to run: limit, heads, steps, models; all by default."""
     batch_size: int = 50
     """Samples in a batch."""
     learning_rate: float = 2e-3
@@ -102,6 +116,8 @@ class Config(ImageExampleConfig):
     """Training epochs of the model whose heads are recorded."""
     patch_size: int = 1
     """Height and width of its patches."""
+    short_epochs: int = 3
+    """Training epochs of the models that compare steps of the centers."""
     compared_epochs: int = 6
     """Training epochs of each of the models that are compared."""
     compared_patch_size: int = 1
@@ -130,12 +146,12 @@ PRESETS = {
     "quick": Config(),
     "cpu": Config(
         data="cifar10",
-        fraction=0.2,
-        eval_fraction=0.2,
+        seeds=3,
         augment=True,
-        epochs=10,
+        epochs=30,
         patch_size=2,
-        compared_epochs=8,
+        short_epochs=2,
+        compared_epochs=4,
         compared_patch_size=4,
         center_lr_scale=20.0,
         dim=48,
@@ -143,6 +159,7 @@ PRESETS = {
         hidden_dim=96,
         widths=(16, 32, 64),
         blocks=2,
+        tensorboard=True,
     ),
     # The paper's sizes and nearly its recipe; its ResNet has 18 layers. Unlike in
     # the authors' program, biases and norms do not decay, spreads start without noise
@@ -150,7 +167,9 @@ PRESETS = {
     "gpu": Config(
         data="cifar10",
         augment=True,
+        seeds=3,
         epochs=300,
+        short_epochs=300,
         patch_size=2,
         compared_epochs=300,
         compared_patch_size=2,
@@ -170,29 +189,65 @@ PRESETS = {
 }
 
 
-def compute(experiment: Experiment[Config]) -> None:
-    """Train a model and record its heads, then others to compare; measure them all."""
-    config, results, metrics = experiment.config, experiment.results, experiment.metrics
-    limits(experiment)
-    main = (GAUSSIAN, config.patch_size, config.epochs)
-    trained = model, progress = train(experiment, *main)
-    metrics["main"] = outcome(experiment, model, progress)
+def heads(experiment: Experiment[Config]) -> None:
+    """Train a model, record its heads, and read convolutions off it."""
+    config = experiment.config
+    model, progress = train(experiment, GAUSSIAN, config.patch_size, config.epochs)
+    experiment.metrics["model"] = outcome(experiment, model, [progress])
+    experiment.results["accuracy"] = accuracies([progress])[0]
     heads_over_time(experiment, progress)
     as_convolutions(experiment, model)
-    metrics["compared"] = {}
+
+
+def steps(experiment: Experiment[Config]) -> None:
+    """Train a model briefly from several seeds, with centers that move more or less."""
+    config, metrics = experiment.config, experiment.metrics
+    for scale in STEP_SCALES:
+        found, layers, trails = [], [], []
+        for seed in config.all_seeds:
+            model, progress = train(
+                experiment,
+                GAUSSIAN,
+                config.patch_size,
+                config.short_epochs,
+                seed=seed,
+                scale=scale,
+            )
+            found.append(progress)
+            trails.append(trail_of(experiment, progress, config.patch_size, seed))
+            layers.append([head_metrics(layer) for layer in gaussian_layers(model)])
+        trail = torch.stack(trails)
+        experiment.results[f"heads.{scale}"] = trail
+        moved = (trail[:, -1] - trail[:, 0])[..., :2].norm(dim=-1)
+        metrics[f"scale_{scale}"] = outcome(experiment, model, found) | {
+            "tokens_moved": spread(moved.mean((1, 2)).tolist(), 2),
+            "spread": spread(trail[:, -1, ..., 2].mean((1, 2)).tolist(), 2),
+            "cells_of_first_layer": spread([one[0].cells_5x5 for one in layers], 1),
+        }
+
+
+def models(experiment: Experiment[Config]) -> None:
+    """Train the models to compare, from several seeds, and convert the ResNet."""
+    config, results, metrics = experiment.config, experiment.results, experiment.metrics
+    metrics["models"] = {}
     metrics["classes"] = list(experiment.dataset.classes)
     for name in MODELS:
-        other = (name, config.compared_patch_size, config.compared_epochs)
-        # At the paper's sizes, the main model is one of those compared.
-        model, progress = trained if other == main else train(experiment, *other)
-        metrics["compared"][name] = outcome(experiment, model, progress)
-        for key, values in (
-            ("accuracy", [entry["test"]["accuracy"] for entry in progress.history]),
-            ("epoch", [entry["epoch"] for entry in progress.history]),
-        ):
-            results[f"{key}.{name}"] = torch.tensor(values)
-        if name == RESNET:
-            without_convolutions(experiment, cast(nn.Sequential, model))
+        found = []
+        for seed in config.all_seeds:
+            sizes = (config.compared_patch_size, config.compared_epochs)
+            model, progress = train(experiment, name, *sizes, seed=seed)
+            found.append(progress)
+            if name == RESNET and seed == config.seed:
+                without_convolutions(experiment, cast(nn.Sequential, model))
+        metrics["models"][name] = outcome(experiment, model, found)
+        results[f"accuracy.{name}"] = accuracies(found)
+
+
+def accuracies(found: list[Progress]) -> Tensor:
+    """Return the test accuracy after every epoch, of every seed."""
+    return torch.tensor(
+        [[x["test"]["accuracy"] for x in progress.history] for progress in found]
+    )
 
 
 class Scale(nn.Module):
@@ -211,8 +266,10 @@ class Scale(nn.Module):
         return x / self.factor
 
 
-def make_model(experiment: Experiment[Config], name: str, patch_size: int) -> nn.Module:
-    """Build an untrained model."""
+def make_model(
+    experiment: Experiment[Config], name: str, patch_size: int, scale: float = 1.0
+) -> nn.Module:
+    """Build an untrained model whose centers move by so much more in a step."""
     config, dataset = experiment.config, experiment.dataset
     channels, side, _ = dataset.train.images.shape[1:]
     num_classes, encoding = len(dataset.classes), MODELS[name][1]
@@ -234,8 +291,7 @@ def make_model(experiment: Experiment[Config], name: str, patch_size: int) -> nn
     )
     for layer in gaussian_layers(model):
         for part in ("centers", "log_sharpness"):
-            scale = Scale(config.center_lr_scale)
-            parametrize.register_parametrization(layer, part, scale)
+            parametrize.register_parametrization(layer, part, Scale(scale))
     return model
 
 
@@ -253,49 +309,64 @@ def one_per_class(experiment: Experiment[Config]) -> Tensor:
 
 
 def train(
-    experiment: Experiment[Config], name: str, patch_size: int, epochs: int
+    experiment: Experiment[Config],
+    name: str,
+    patch_size: int,
+    epochs: int,
+    *,
+    seed: int | None = None,
+    scale: float | None = None,
 ) -> tuple[nn.Module, Progress]:
     """Train a model, and record its heads if they have centers."""
     config = experiment.config
+    seed = config.seed if seed is None else seed
+    scale = config.center_lr_scale if scale is None else scale
     batches = experiment.image_batches(
-        experiment.dataset.train.subset(config.fraction, seed=config.seed),
+        experiment.dataset.train.subset(config.fraction, seed=seed),
         config.batch_size,
-        seed=config.seed,
+        seed=seed,
         shuffle=True,
         crop_padding=4 if config.augment else 0,
         flip=config.augment,
     )
-    adamw, callbacks = config.optimizer == "adamw", ()
+    callbacks, folder = (), name
     if name == GAUSSIAN:
-        callbacks = (HeadRecorder(untrained_heads(experiment, patch_size)),)
+        callbacks = (HeadRecorder(untrained_heads(experiment, patch_size, seed)),)
+        folder = f"{name}_scale_{scale:g}"
     return experiment.train(
-        f"{name}_patch_{patch_size}_epochs_{epochs}",
-        lambda: make_model(experiment, name, patch_size),
+        folder,
+        lambda: make_model(experiment, name, patch_size, scale),
         batches,
         classify,
         evaluations={"test": batches_of_test(experiment, config.eval_fraction)},
         callbacks=callbacks,
+        seed=seed,
         epochs=epochs,
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         optimizer=config.optimizer,
         warmup_steps=epochs * batches.steps_per_epoch // 20,
-        clip_norm=1.0 if adamw else None,
+        clip_norm=1.0 if config.optimizer == "adamw" else None,
         identity={k: v for k, v in asdict(config).items() if k in DATA_SETTINGS},
     )
 
 
 def outcome(
-    experiment: Experiment[Config], model: nn.Module, progress: Progress
+    experiment: Experiment[Config], model: nn.Module, found: list[Progress]
 ) -> Metrics:
-    """Return the size of a model, its training time and its test accuracy."""
-    device = experiment.device
-    found = evaluate(model, batches_of_test(experiment), classify, device=device)
+    """Return size, cost and accuracies of a model that several seeds gave."""
+    last = [progress.history[-1] for progress in found]
+    (image, _), _ = experiment.image_batches(experiment.dataset.test, 1).batch(0)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(image)
     return {
         "parameters": count_parameters(model),
-        "minutes": minutes(progress),
-        "images_seen": sum(entry["train"]["count"] for entry in progress.history),
-        "test_accuracy": round(found["accuracy"], 4),
+        "million_multiply_adds": round(counter.get_total_flops() / 2e6, 1),
+        "seeds": len(found),
+        "images_seen": sum(x["train"]["count"] for x in found[0].history),
+        "minutes": spread(map(minutes, found), 1),
+        "train_accuracy": spread(x["train"]["accuracy"] for x in last),
+        "test_accuracy": spread(x["test"]["accuracy"] for x in last),
     }
 
 
@@ -315,10 +386,21 @@ def head_positions(model: nn.Module) -> Tensor:
     return torch.stack(found)
 
 
-def untrained_heads(experiment: Experiment[Config], patch_size: int) -> Tensor:
+def untrained_heads(
+    experiment: Experiment[Config], patch_size: int, seed: int
+) -> Tensor:
     """Return the heads at initialization."""
-    torch.manual_seed(experiment.config.seed)
+    torch.manual_seed(seed)
     return head_positions(make_model(experiment, GAUSSIAN, patch_size))
+
+
+def trail_of(
+    experiment: Experiment[Config], progress: Progress, patch_size: int, seed: int
+) -> Tensor:
+    """Return where the heads were, before training and after every epoch."""
+    untrained = untrained_heads(experiment, patch_size, seed)
+    later = [torch.tensor(entry["heads"]) for entry in progress.history]
+    return torch.stack([untrained, *later])
 
 
 class HeadRecorder:
@@ -344,7 +426,7 @@ class HeadRecorder:
         return {"heads": heads.tolist()}
 
 
-def limits(experiment: Experiment[Config]) -> None:
+def limit(experiment: Experiment[Config]) -> None:
     """Sharpen heads, and compare the two GELUs: what needs no training."""
     results = experiment.results
     alphas = torch.linspace(0.2, 20.0, 100, dtype=torch.float64)
@@ -373,9 +455,8 @@ def limits(experiment: Experiment[Config]) -> None:
 
 def heads_over_time(experiment: Experiment[Config], progress: Progress) -> None:
     """Collect where the heads were, and measure how far they moved."""
-    untrained = untrained_heads(experiment, experiment.config.patch_size)
-    later = [torch.tensor(entry["heads"]) for entry in progress.history]
-    trail = torch.stack([untrained, *later])
+    config = experiment.config
+    trail = trail_of(experiment, progress, config.patch_size, config.seed)
     moved = (trail[-1] - trail[0])[..., :2].norm(dim=-1)
     for name, values in (
         ("tokens_moved_mean", moved.mean(1)),
@@ -550,18 +631,44 @@ def draw_trails(figure: Figure, theme: Theme, trail: Tensor) -> None:
     )
 
 
-def summary(metrics: Metrics) -> str:
-    """Return the outcome in words."""
-    rows = [
-        f"{MODELS[name][0]}: {model['test_accuracy']:.1%} of test images, "
-        f"{model['parameters']:,} parameters"
-        for name, model in metrics["compared"].items()
-    ]
+def summarize_limit(metrics: Metrics) -> str:
+    """Return what needs no training, in words."""
+    return (
+        f"the two GELUs differ by at most {metrics['gelu_largest_difference']:.3e}, at "
+        f"|x| = {metrics['gelu_largest_difference_at']}"
+    )
+
+
+def summarize_heads(metrics: Metrics) -> str:
+    """Return what the heads did, in words."""
     moved = ", ".join(f"{x:.2f}" for x in metrics["tokens_moved_mean"])
+    cells = ", ".join(str(layer["cells_5x5"]) for layer in metrics["heads"])
+    return (
+        f"{metrics['model']['test_accuracy']['mean']:.1%} of test images\n"
+        f"heads moved by {moved} tokens on average, layer by layer, and attend to "
+        f"{cells} distinct cells of the 5 x 5 window"
+    )
+
+
+def summarize_steps(metrics: Metrics) -> str:
+    """Return what steps of the centers do, in words."""
+    return "\n".join(
+        f"steps of centers times {scale}: {found['test_accuracy']['mean']:.1%} of test "
+        f"images, heads moved by {found['tokens_moved']['mean']:.2f} tokens"
+        for scale, found in ((x, metrics[f"scale_{x}"]) for x in STEP_SCALES)
+    )
+
+
+def summarize_models(metrics: Metrics) -> str:
+    """Return the comparison in words."""
+    rows = [
+        f"{MODELS[name][0]}: {model['test_accuracy']['mean']:.1%} of test images, "
+        f"{model['parameters']:,} parameters"
+        for name, model in metrics["models"].items()
+    ]
     return "\n".join(
         [
             *rows,
-            f"heads moved by {moved} tokens on average, layer by layer",
             f"ResNet, convolutions replaced by attention: "
             f"{metrics['resnet_predictions_equal']} of "
             f"{metrics['resnet_predictions_compared']} predictions equal, logits at "
@@ -570,8 +677,8 @@ def summary(metrics: Metrics) -> str:
     )
 
 
-def drawings(results: Results, metrics: Metrics) -> Drawings:
-    """Return the figures."""
+def draw_limit(results: Results, metrics: Metrics) -> Drawings:
+    """Return the figures of what needs no training."""
 
     def limit(figure: Figure, theme: Theme) -> None:
         left, right = halves(figure, [1, 1.3])
@@ -620,6 +727,12 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         right.plot([-at, at], [most, most], "o", color=theme.ink, ms=4)
         text = rf"at most ${most:.3f}\cdot10^{{-4}}$, at $|x| = {at:.3f}$"
         right.annotate(text, (0, most + 0.8), ha="center")
+
+    return {"limit": (limit, 3.4), "gelus": (gelus, 2.6)}
+
+
+def draw_heads(results: Results, metrics: Metrics) -> Drawings:
+    """Return the figures of the heads."""
 
     def centers(figure: Figure, theme: Theme) -> None:
         draw_trails(figure, theme, results["heads"])
@@ -673,18 +786,50 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         axes.set(title="attention against convolution", xlabel="layer, and its kernel")
         axes.set_ylabel("largest error ● and bound –, in typical outputs")
 
+    return {
+        "centers": (centers, 3.0 if results["heads"].shape[1] < 4 else 6.4),
+        "kernels": (kernels, 0.8 + 0.95 * len(results["kernel.taps"])),
+    }
+
+
+def draw_steps(results: Results, metrics: Metrics) -> Drawings:
+    """Return the figure of small and large steps of the centers."""
+
+    def steps(figure: Figure, theme: Theme) -> None:
+        left, right = figure.subplots(1, 2)
+        for number, scale in enumerate(STEP_SCALES):
+            trail, color = results[f"heads.{scale}"], theme.series[number]
+            moved = (trail - trail[:, :1])[..., :2].norm(dim=-1).mean((2, 3))
+            epochs = torch.arange(moved.shape[1])
+            line = plot_runs(left, epochs, moved, color=color)
+            line.set_label(f"steps × {scale}")
+            ends = metrics[f"scale_{scale}"]["test_accuracy"]
+            dots = [100 * ends[key] for key in ("min", "mean", "max")]
+            dot_runs(right, number, dots, color=color)
+        left.legend()
+        left.set(title="how far heads moved", xlabel="epochs", ylabel="tokens")
+        right.set_xticks(range(len(STEP_SCALES)), [f"× {x}" for x in STEP_SCALES])
+        right.set(title="test accuracy, %", xlim=(-0.5, len(STEP_SCALES) - 0.5))
+
+    return {"steps": (steps, 2.8)}
+
+
+def draw_models(results: Results, metrics: Metrics) -> Drawings:
+    """Return the figures of the models that are compared."""
+
     def comparison(figure: Figure, theme: Theme) -> None:
         axes = figure.subplots()
-        compared = metrics["compared"]
+        compared = metrics["models"]
         curves = {name: 100 * results[f"accuracy.{name}"] for name in compared}
-        every = torch.cat(list(curves.values()))
+        every = torch.cat([x.flatten() for x in curves.values()])
         # Labels keep apart where lines do not.
         gap, lowest = 0.07 * (every.max() - every.min()).item(), 0.0
         colors = dict(zip(compared, theme.series, strict=False))
-        for name, curve in sorted(curves.items(), key=lambda item: item[1][-1].item()):
-            epochs = results[f"epoch.{name}"]
-            axes.plot(epochs, curve, "o-", color=colors[name], ms=3)
-            height = max(lowest, curve[-1].item())
+        ends = {name: curve[:, -1].mean().item() for name, curve in curves.items()}
+        for name in sorted(ends, key=ends.__getitem__):
+            epochs = torch.arange(1, curves[name].shape[1] + 1)
+            plot_runs(axes, epochs, curves[name], color=colors[name], marker="o", ms=3)
+            height = max(lowest, ends[name])
             lowest = height + gap
             text = f"{MODELS[name][0]} ({compared[name]['parameters']:,})"
             label_line(axes, text, (epochs[-1].item(), height), colors[name])
@@ -730,15 +875,15 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         axes.set(title=f"logits: at most {most} apart")
         axes.set(ylim=(len(classes) - 0.5, -0.5))
 
-    return {
-        "limit": (limit, 3.4),
-        "gelus": (gelus, 2.6),
-        "centers": (centers, 3.0 if results["heads"].shape[1] < 4 else 6.4),
-        "kernels": (kernels, 0.8 + 0.95 * len(results["kernel.taps"])),
-        "comparison": (comparison, 3.2),
-        "resnet": (resnet, 3.6),
-    }
+    return {"comparison": (comparison, 3.2), "resnet": (resnet, 3.6)}
 
+
+PARTS = {
+    "limit": Part(limit, draw_limit, summarize_limit),
+    "heads": Part(heads, draw_heads, summarize_heads),
+    "steps": Part(steps, draw_steps, summarize_steps),
+    "models": Part(models, draw_models, summarize_models),
+}
 
 if __name__ == "__main__":
-    run_example("attention_as_convolution", PRESETS, compute, drawings, summary)
+    run_parts("attention_as_convolution", PRESETS, PARTS)

@@ -1,17 +1,21 @@
 """Figures of chapter 7: a Vision Transformer on small images, and what it learned.
 
-A ViT and a ResNet with as many parameters are trained on all images, on 10 % and on 1 %
-of them; four small ViTs differ in their positions. The first ViT is then probed.
+Its parts: `main` trains a Vision Transformer and probes it. `initialization` compares
+Vision Transformers that start in different ways with a ResNet of as many parameters, on
+all images, on 10 % and on 1 % of them. `positions` compares kinds of positions.
 """
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, cast
 
+import timm
 import torch
 import torch.nn.functional as F
+import torchvision
 from einops import rearrange, reduce
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,18 +24,31 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformers_hw import VisionTransformer
+from transformers_hw.attention_as_convolution import initialize
+from transformers_hw.lab.batching import ImageBatches
+from transformers_hw.lab.checkpoint import Progress
 from transformers_hw.lab.dataset import Split
 from transformers_hw.lab.experiment import (
     Drawings,
     Experiment,
     ImageExampleConfig,
     Metrics,
+    Part,
     Results,
     count_parameters,
-    run_example,
+    minutes,
+    run_parts,
+    spread,
 )
 from transformers_hw.lab.objectives import classify
-from transformers_hw.lab.plotting import Theme, heatmap, label_line
+from transformers_hw.lab.plotting import (
+    Drawing,
+    Theme,
+    dot_runs,
+    heatmap,
+    label_line,
+    plot_runs,
+)
 from transformers_hw.lab.resnet import small_resnet
 from transformers_hw.lab.seeds import seeded_generator
 from transformers_hw.lab.training import evaluate
@@ -44,14 +61,34 @@ from transformers_hw.probes import (
 )
 from transformers_hw.vision_transformer import Pool
 
-PERCENTS = (100, 10, 1)
-NETWORKS = {"vit": "ViT", "resnet": "ResNet"}
+PERCENTS = (10, 1, 100)
 POSITIONS = {
     "none": "none",
     "learned": "learned, 1-D",
     "axial": "learned, 2-D",
     "sinusoidal": "sinusoidal",
 }
+# By name: the label, and the keywords of `initialize`; `None` is to leave a model as
+# it is.
+NOTHING = {"attend": None, "values": False, "whiten": False}
+STARTS: dict[str, tuple[str, dict[str, Any] | None]] = {
+    "default": ("default", None),
+    "mimetic": ("mimetic", NOTHING | {"attend": "mimetic", "values": True}),
+    "shifts": ("shifts", NOTHING | {"attend": "shifts"}),
+    "values": ("values", NOTHING | {"values": True}),
+    "whitened": ("whitening", NOTHING | {"whiten": True}),
+    "shifts_values": ("shifts + values", {"whiten": False}),
+    "shifts_whitened": ("shifts + whitening", {"values": False}),
+    "mimetic_whitened": ("mimetic + whitening", {"attend": "mimetic"}),
+    "all": ("shifts + values + whitening", {}),
+}
+# Those that are also compared on 1 % and on all of the images.
+MAIN_STARTS = ("default", "mimetic", "all")
+RESNETS = {"resnet": "ResNet", "resnet_whitened": "ResNet + whitening"}
+# Other libraries' models, on 1 % of the images.
+LIBRARIES = ("timm", "torchvision")
+# Those whose heads are drawn.
+MAPPED = ("vit_default", "vit_all")
 MEASURES = [(on, of) for on in ("train", "test") for of in ("loss", "accuracy")]
 
 
@@ -73,25 +110,37 @@ class Sizes:
 class Config(ImageExampleConfig):
     """Settings of the models and of their training."""
 
+    parts: tuple[str, ...] = ()
+    """Parts to run: main, initialization, positions; all by default."""
     data: str = "cifar10"
     """Images: digits, cifar10, or a folder or zip of train/ and test/."""
+    seeds: int = 3
+    """Number of seeds, and of subsets of the images, but for the main model."""
     patch_size: int = 4
     """Height and width of a patch."""
     pool: Pool = "mean"
     """Pooling of the main model."""
     main: Sizes = Sizes()
-    """Sizes of the model that most figures are about."""
-    small: Sizes = Sizes(dim=64, depth=4, heads=4, hidden_dim=128)
-    """Sizes of each of the four models that differ in their positions."""
-    epochs: int = 20
+    """Sizes of the main model and of those that differ in how they start."""
+    small: Sizes = Sizes(dim=48, depth=3, heads=3, hidden_dim=96)
+    """Sizes of the models that differ in their positions."""
+    epochs: int = 60
     """Training epochs of the main model."""
-    resnet_epochs: int = 5
-    """Training epochs of the ResNet."""
+    smoothing: float = 0.1
+    """Label smoothing of the main model."""
+    main_crop_padding: int = 4
+    """Largest shift of a training image of the main model, in pixels."""
+    main_learning_rate: float = 1e-3
+    """Peak learning rate of the main model."""
     samples_of_1_percent: int = 20_000
     """Images seen in training on 1 % of them, counting repetitions."""
     samples_of_10_percent: int = 100_000
     """Images seen in training on 10 % of them, counting repetitions."""
-    position_epochs: int = 6
+    samples_of_100_percent: int = 250_000
+    """Images seen in training on all of them, counting repetitions."""
+    validation_fraction: float = 0.1
+    """Fraction of the training images to choose a way to start by."""
+    position_epochs: int = 30
     """Training epochs of the models that differ in their positions."""
     position_fraction: float = 0.3
     """Fraction of the images they are trained on."""
@@ -102,7 +151,7 @@ class Config(ImageExampleConfig):
     flip: bool = True
     """Whether to mirror half of the training images."""
     probe_images: int = 512
-    """Test images over which attention distances are averaged."""
+    """Test images over which attention is averaged."""
 
 
 PRESETS = {
@@ -110,13 +159,17 @@ PRESETS = {
         data="digits",
         patch_size=2,
         main=Sizes(dim=32, depth=3, heads=2, hidden_dim=64),
-        small=Sizes(dim=16, depth=2, heads=2, hidden_dim=32),
-        epochs=8,
-        resnet_epochs=4,
+        small=Sizes(dim=24, depth=2, heads=2, hidden_dim=48),
+        seeds=1,
+        epochs=25,
+        main_crop_padding=1,
         samples_of_1_percent=1_000,
         samples_of_10_percent=2_000,
+        samples_of_100_percent=10_000,
+        position_epochs=10,
         position_fraction=1.0,
         learning_rate=3e-3,
+        main_learning_rate=3e-3,
         crop_padding=1,
         flip=False,
         probe_images=64,
@@ -127,9 +180,9 @@ PRESETS = {
         main=Sizes(dim=384, depth=12, heads=6, hidden_dim=1536),
         small=Sizes(dim=192, depth=12, heads=3, hidden_dim=768),
         epochs=300,
-        resnet_epochs=300,
         samples_of_1_percent=1_500_000,
         samples_of_10_percent=5_000_000,
+        samples_of_100_percent=15_000_000,
         position_epochs=100,
         position_fraction=1.0,
         batch_size=1024,
@@ -139,56 +192,72 @@ PRESETS = {
 }
 
 
-def compute(experiment: Experiment[Config]) -> None:
-    """Train all models, the main one first, and probe it."""
-    config, train_split = experiment.config, experiment.dataset.train
-    experiment.metrics["models"] = {}
-
-    def vit() -> VisionTransformer:
-        return make_vit(experiment, config.main, pool=config.pool)
-
-    width = resnet_width(count_parameters(vit()), experiment)
-
-    def resnet() -> nn.Module:
-        return make_resnet(width, experiment)
-
-    samples = {
-        10: config.samples_of_10_percent,
-        1: config.samples_of_1_percent,
+def train(
+    experiment: Experiment[Config],
+    name: str,
+    make_model: Callable[[], nn.Module],
+    split: Split,
+    *,
+    samples: int,
+    evaluations: int,
+    tests: Mapping[str, Split] | None = None,
+    seed: int | None = None,
+    smoothing: float = 0.0,
+    augmentation: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Any, Progress]:
+    """Train a model on so many samples of a split, and test it now and then."""
+    config = experiment.config
+    seed = config.seed if seed is None else seed
+    augmentation = {
+        "crop_padding": config.crop_padding,
+        "flip": config.flip,
+        **(augmentation or {}),
     }
-    models = {}
-    for percent in PERCENTS:
-        split = train_split.subset(percent / 100, seed=config.seed)
-        for name, make, epochs in (
-            ("vit", vit, config.epochs),
-            ("resnet", resnet, config.resnet_epochs),
-        ):
-            models[name, percent] = train(
-                experiment,
-                f"{name}_{percent}_percent",
-                make,
-                split,
-                samples=samples.get(percent, epochs * len(split)),
-                evaluations=epochs if percent == 100 else 4,
-            )
-    part = train_split.subset(config.position_fraction, seed=config.seed)
-    shuffled = experiment.metrics["accuracy_on_shuffled_patches"] = {}
-    for name in POSITIONS:
-        model = train(
-            experiment,
-            f"positions_{name}",
-            lambda name=name: make_vit(
-                experiment, config.small, pool="mean", positions=name
-            ),
-            part,
-            samples=config.position_epochs * len(part),
-            evaluations=config.position_epochs,
-        )
-        shuffled[name] = accuracy_on_shuffled_patches(experiment, model)
-    experiment.metrics["million_multiply_adds"] = {
-        name: million_multiply_adds(experiment, models[name, 100]) for name in NETWORKS
+    batches = experiment.image_batches(
+        split, config.batch_size, seed=seed, shuffle=True, **augmentation
+    )
+    # The last batch of an epoch is smaller.
+    mean_size = len(split) / batches.steps_per_epoch
+    interval = math.ceil(samples / (evaluations * mean_size))
+    steps = interval * evaluations
+    settings = {
+        "learning_rate": config.learning_rate,
+        "weight_decay": config.weight_decay,
     }
-    probe(experiment, models["vit", 100])
+    return experiment.train(
+        name,
+        make_model,
+        batches,
+        partial(classify, smoothing=smoothing),
+        evaluations={
+            on: experiment.image_batches(test, 500)
+            for on, test in (tests or {"test": experiment.dataset.test}).items()
+        },
+        seed=seed,
+        steps=steps,
+        evaluate_every=interval,
+        warmup_steps=int(config.warmup * steps),
+        identity={"images": len(split), "smoothing": smoothing, **augmentation},
+        **{**settings, **options},
+    )
+
+
+def outcome(
+    model: nn.Module, split: Split, found: list[Progress], tests: tuple[str, ...]
+) -> Metrics:
+    """Return size, cost and accuracies of a model that several seeds gave."""
+    last = [progress.history[-1] for progress in found]
+    seen = [sum(x["train"]["count"] for x in progress.history) for progress in found]
+    return {
+        "parameters": count_parameters(model),
+        "images": len(split),
+        "samples": seen[0],
+        "seeds": len(found),
+        "minutes": spread(map(minutes, found), 1),
+        "train_accuracy": spread(x["train"]["accuracy"] for x in last),
+        **{f"{on}_accuracy": spread(x[on]["accuracy"] for x in last) for on in tests},
+    }
 
 
 def make_vit(
@@ -206,74 +275,57 @@ def make_vit(
     )
 
 
-def make_resnet(width: int, experiment: Experiment[Config]) -> nn.Sequential:
-    """Build a ResNet of four stages for the images."""
-    channels = experiment.dataset.train.images.shape[1]
-    widths = [width * factor for factor in (1, 2, 4, 8)]
-    return small_resnet(channels, len(experiment.dataset.classes), widths=widths)
+def some_images(experiment: Experiment[Config], split: Split) -> Tensor:
+    """Return training images, normalized, to initialize a model by."""
+    few = split.subset(min(1.0, 512 / len(split)))
+    return experiment.image_batches(few, len(few)).batch(0).tensors[0]
 
 
-def resnet_width(parameters: int, experiment: Experiment[Config]) -> int:
-    """Return the width of the ResNet whose number of parameters is nearest."""
-
-    def difference(width: int) -> int:
-        with torch.device("meta"):
-            return abs(count_parameters(make_resnet(width, experiment)) - parameters)
-
-    return min(range(1, 257), key=difference)
+# --- main ---
 
 
-def train(
-    experiment: Experiment[Config],
-    name: str,
-    make_model: Callable[[], nn.Module],
-    split: Split,
-    *,
-    samples: int,
-    evaluations: int,
-) -> Any:
-    """Train a model on so many samples; note its curve and its metrics."""
-    config = experiment.config
-    augmentation = {"crop_padding": config.crop_padding, "flip": config.flip}
-    batches = experiment.image_batches(
-        split, config.batch_size, seed=config.seed, shuffle=True, **augmentation
-    )
-    # The last batch of an epoch is smaller.
-    mean_size = len(split) / batches.steps_per_epoch
-    interval = math.ceil(samples / (evaluations * mean_size))
-    steps = interval * evaluations
-    model, progress = experiment.train(
-        name,
+def main(experiment: Experiment[Config]) -> None:
+    """Train a Vision Transformer that starts with local heads, and probe it."""
+    config, dataset = experiment.config, experiment.dataset
+    images = some_images(experiment, dataset.train)
+
+    def make_model() -> VisionTransformer:
+        model = make_vit(experiment, config.main, pool=config.pool)
+        initialize(model, images.cpu())
+        return model
+
+    split = dataset.train
+    model, progress = train(
+        experiment,
+        "vit",
         make_model,
-        batches,
-        classify,
-        evaluations={"test": experiment.image_batches(experiment.dataset.test, 500)},
-        steps=steps,
-        evaluate_every=interval,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        warmup_steps=int(config.warmup * steps),
-        identity={"images": len(split), "pool": config.pool, **augmentation},
+        split,
+        samples=config.epochs * len(split),
+        evaluations=config.epochs,
+        seed=config.seed,
+        smoothing=config.smoothing,
+        augmentation={"crop_padding": config.main_crop_padding},
+        learning_rate=config.main_learning_rate,
     )
-    last, seen = progress.history[-1], round(steps * mean_size)
-    experiment.results[f"curve.{name}"] = torch.tensor(
+    experiment.results["curve"] = torch.tensor(
         [
             [entry["epoch"], *(entry[on][of] for on, of in MEASURES)]
             for entry in progress.history
         ]
     )
-    experiment.metrics["models"][name] = {
-        "parameters": count_parameters(model),
-        "images": len(split),
-        "samples": seen,
-        "epochs": round(last["epoch"], 1),
-        "minutes": round(progress.seconds / 60, 1),
-        "samples_per_second": round(seen / progress.seconds),
-        "train_accuracy": round(last["train"]["accuracy"], 4),
-        "test_accuracy": round(last["test"]["accuracy"], 4),
-        "test_loss": round(last["test"]["loss"], 4),
+    experiment.metrics |= outcome(model, split, [progress], ("test",))
+    experiment.metrics |= {
+        "epochs": config.epochs,
+        "million_multiply_adds": million_multiply_adds(experiment, model),
+        "samples_per_second": round(
+            experiment.metrics["samples"] / max(progress.seconds, 1e-9)
+        ),
     }
-    return model
+    torch.manual_seed(config.seed)
+    probe(experiment, model, make_model())
+
+
+# --- what the main model learned ---
 
 
 def accuracy_on_shuffled_patches(
@@ -302,16 +354,17 @@ def million_multiply_adds(experiment: Experiment[Config], model: nn.Module) -> f
 
 
 @torch.no_grad()
-def probe(experiment: Experiment[Config], model: VisionTransformer) -> None:
+def probe(
+    experiment: Experiment[Config],
+    model: VisionTransformer,
+    untrained: VisionTransformer,
+) -> None:
     """Read positions, filters, attention distances and rollout from a model."""
     config, dataset = experiment.config, experiment.dataset
     embeddings = model.positions.embeddings(model.grid)  # type: ignore[operator]
     filters = model.patch_embedding.proj.weight
     components = min(28, len(filters) - 1, filters.shape[1])
-    centered = filters - reduce(filters, "filters pixels -> pixels", "mean")
-    variances = torch.linalg.svdvals(centered).square()
-    torch.manual_seed(config.seed)
-    untrained = make_vit(experiment, config.main, pool=config.pool)
+    random = [explained(torch.randn_like(filters)) for _ in range(20)]
     tokens = model.grid[0] * model.grid[1] + (model.class_token is not None)
     uniform = torch.full((tokens, tokens), 1 / tokens)
     shown = dataset.test.one_per_class(seed=config.seed)
@@ -321,12 +374,12 @@ def probe(experiment: Experiment[Config], model: VisionTransformer) -> None:
     similarity = position_similarity(embeddings)
     distances = mean_distances(experiment, model)
     distance_uniform = distance(experiment, model, uniform)
-    explained = variances / variances.sum()
     experiment.results |= {
         "embeddings": embeddings,
         "similarity": similarity,
         "filters": patch_filters(model.patch_embedding, components),
-        "filter_shares": explained,
+        "filter_shares": explained(filters),
+        "filter_shares_random": torch.stack(random),
         "distances": distances,
         "distances_untrained": mean_distances(
             experiment, untrained.to(experiment.device).eval()
@@ -345,7 +398,10 @@ def probe(experiment: Experiment[Config], model: VisionTransformer) -> None:
             for label, guess in zip(labels, predicted, strict=True)
         ],
         "mean_cosine_of_positions": mean_cosines(similarity),
-        "variance_of_first_10_components": rounded(explained[:10].sum()),
+        "variance_of_first_10_components": rounded(explained(filters)[:10].sum()),
+        "variance_of_first_10_components_random": spread(
+            (rounded(x[:10].sum()) for x in random), 3
+        ),
         "distance_in_pixels": {
             f"layer_{layer}": {
                 "nearest_head": rounded(x.min()),
@@ -358,12 +414,23 @@ def probe(experiment: Experiment[Config], model: VisionTransformer) -> None:
     }
 
 
-def mean_distances(experiment: Experiment[Config], model: VisionTransformer) -> Tensor:
-    """Return the mean attention distance of each head of each layer."""
+def explained(filters: Tensor) -> Tensor:
+    """Return the share of the filters' variance in each principal component."""
+    centered = filters - reduce(filters, "filters pixels -> pixels", "mean")
+    variances = torch.linalg.svdvals(centered).square()
+    return variances / variances.sum()
+
+
+def probe_batches(experiment: Experiment[Config], batch_size: int) -> ImageBatches:
+    """Return batches of the test images over which attention is averaged."""
     test = experiment.dataset.test
     part = min(1.0, experiment.config.probe_images / len(test))
-    batches = experiment.image_batches(test.subset(part), 128)
-    found = []
+    return experiment.image_batches(test.subset(part), batch_size)
+
+
+def mean_distances(experiment: Experiment[Config], model: VisionTransformer) -> Tensor:
+    """Return the mean attention distance of each head of each layer."""
+    batches, found = probe_batches(experiment, 128), []
     for step in range(batches.steps_per_epoch):
         with capture_weights(model) as weights:
             model(batches.batch(step).tensors[0])
@@ -415,31 +482,332 @@ def mean_cosines(cosines: Tensor) -> dict[str, float]:
     }
 
 
-def summary(metrics: Metrics) -> str:
-    """Return the outcome in words."""
-    models = metrics["models"]
-    rows = [
-        f"{label}, trained on {percent} %: "
-        f"{models[f'{name}_{percent}_percent']['test_accuracy']:.1%} of test images"
+# --- initialization ---
+
+
+def initialization(experiment: Experiment[Config]) -> None:
+    """Train models that start in different ways, and a ResNet, on much and few data.
+
+    The way to start is chosen by the validation images; test images only report.
+    """
+    config, results, metrics = experiment.config, experiment.results, experiment.metrics
+    train_split, validation = experiment.dataset.train.held_out(
+        config.validation_fraction, seed=config.seed
+    )
+    tests = {"validation": validation, "test": experiment.dataset.test}
+    samples = {
+        1: config.samples_of_1_percent,
+        10: config.samples_of_10_percent,
+        100: config.samples_of_100_percent,
+    }
+    makers = network_makers(experiment)
+    metrics["million_multiply_adds"] = {
+        name: million_multiply_adds(experiment, makers[key](train_split).eval())
+        for name, key in (("vit", ("vit", "default")), ("resnet", ("", "resnet")))
+    }
+    metrics["models"] = {}
+    for percent in PERCENTS:
+        chosen = [key for key in makers if is_compared(key, percent)]
+        found: dict[tuple[str, str], list[Progress]] = {key: [] for key in chosen}
+        # Seed by seed, so that all models have been trained as often when it is ended.
+        for seed in config.all_seeds:
+            split = train_split.subset(percent / 100, seed=seed)
+            for key in chosen:
+                name = "_".join(filter(None, key))
+                model, progress = train(
+                    experiment,
+                    f"{name}_{percent}_percent",
+                    partial(makers[key], split),
+                    split,
+                    samples=samples[percent],
+                    evaluations=2,
+                    tests=tests,
+                    seed=seed,
+                )
+                found[key].append(progress)
+                metrics["models"][f"{name}_{percent}_percent"] = outcome(
+                    model, split, found[key], tuple(tests)
+                )
+                if seed == config.seed and percent == 10 and name in MAPPED:
+                    torch.manual_seed(seed)
+                    untrained = makers[key](split).eval()
+                    results[f"{name}.before"] = offset_maps(experiment, untrained)
+                    results[f"{name}.after"] = offset_maps(experiment, model)
+    conclude(experiment)
+
+
+def is_compared(key: tuple[str, str], percent: int) -> bool:
+    """Return whether a model is trained on that share of the images."""
+    library, start = key
+    if library in LIBRARIES:
+        return percent == 1
+    return percent == 10 or start in (*MAIN_STARTS, *RESNETS)
+
+
+def network_makers(
+    experiment: Experiment[Config],
+) -> dict[tuple[str, str], Callable[[Split], nn.Module]]:
+    """Return functions of the training images that build each model, by name."""
+    config = experiment.config
+
+    def started(
+        build: Callable[[], nn.Module], options: dict[str, Any] | None, split: Split
+    ) -> nn.Module:
+        model = build()
+        if options is not None:
+            initialize(model, some_images(experiment, split).cpu(), **options)
+        return model
+
+    def vit() -> VisionTransformer:
+        return make_vit(experiment, config.main, pool="mean")
+
+    makers: dict[tuple[str, str], Callable[[Split], nn.Module]] = {
+        ("vit", start): partial(started, vit, options)
+        for start, (_, options) in STARTS.items()
+    }
+    width = resnet_width(count_parameters(vit()), experiment)
+    makers["", "resnet"] = lambda _: make_resnet(width, experiment)
+    makers["", "resnet_whitened"] = lambda split: whitened_resnet(
+        make_resnet(width, experiment), some_images(experiment, split).cpu()
+    )
+    for library, build in (
+        ("timm", make_timm_vit),
+        ("torchvision", make_torchvision_vit),
+    ):
+        for start in ("default", "all"):
+            maker = partial(started, partial(build, experiment), STARTS[start][1])
+            makers[library, start] = maker
+    return makers
+
+
+def make_timm_vit(experiment: Experiment[Config]) -> nn.Module:
+    """Build timm's Vision Transformer of the main model's sizes."""
+    sizes, (channels, side, _) = (
+        experiment.config.main,
+        experiment.dataset.train.images.shape[1:],
+    )
+    return timm.models.VisionTransformer(
+        img_size=side,
+        patch_size=experiment.config.patch_size,
+        in_chans=channels,
+        num_classes=len(experiment.dataset.classes),
+        embed_dim=sizes.dim,
+        depth=sizes.depth,
+        num_heads=sizes.heads,
+        mlp_ratio=sizes.hidden_dim / sizes.dim,
+        class_token=False,
+        global_pool="avg",
+        fc_norm=False,
+    )
+
+
+def make_torchvision_vit(experiment: Experiment[Config]) -> nn.Module:
+    """Build torchvision's Vision Transformer of the main model's sizes."""
+    sizes, (channels, side, _) = (
+        experiment.config.main,
+        experiment.dataset.train.images.shape[1:],
+    )
+    model = torchvision.models.VisionTransformer(
+        side,
+        experiment.config.patch_size,
+        sizes.depth,
+        sizes.heads,
+        sizes.dim,
+        sizes.hidden_dim,
+        num_classes=len(experiment.dataset.classes),
+    )
+    if channels != 3:  # as many as the images have
+        first = model.conv_proj
+        model.conv_proj = nn.Conv2d(
+            channels, sizes.dim, first.kernel_size, first.stride
+        )
+    return model
+
+
+def make_resnet(width: int, experiment: Experiment[Config]) -> nn.Sequential:
+    """Build a ResNet of four stages for the images."""
+    channels = experiment.dataset.train.images.shape[1]
+    widths = [width * factor for factor in (1, 2, 4, 8)]
+    return small_resnet(channels, len(experiment.dataset.classes), widths=widths)
+
+
+@torch.no_grad()
+def whitened_resnet(model: nn.Sequential, images: Tensor) -> nn.Sequential:
+    """Let the first convolution start with whitened principal components."""
+    first = cast(Any, model[0])[0]
+    patches = rearrange(F.unfold(images, 3), "b p n -> (b n) p")
+    variances, components = torch.linalg.eigh(torch.cov(patches.T))
+    kept = min(first.out_channels, len(variances))
+    scaled = components[:, -kept:] / (variances[-kept:] + 0.02).sqrt()
+    shape = {"c": first.in_channels, "i": 3, "j": 3}
+    first.weight[:kept] = rearrange(scaled, "(c i j) k -> k c i j", **shape)
+    return model
+
+
+def resnet_width(parameters: int, experiment: Experiment[Config]) -> int:
+    """Return the width of the ResNet whose number of parameters is nearest."""
+
+    def difference(width: int) -> int:
+        with torch.device("meta"):
+            return abs(count_parameters(make_resnet(width, experiment)) - parameters)
+
+    return min(range(1, 257), key=difference)
+
+
+@torch.no_grad()
+def offset_maps(experiment: Experiment[Config], model: VisionTransformer) -> Tensor:
+    """Return the mean weight of each head by offset of the key from the query.
+
+    Offsets are averaged over the queries that have a key there.
+    """
+    (images, _), _ = probe_batches(experiment, 256).batch(0)
+    with capture_weights(model.to(experiment.device).eval()) as weights:
+        model(images)
+    rows, columns = model.grid
+    layers = torch.stack(
+        [reduce(x[0], "b h q k -> h q k", "mean") for x in weights.values()]
+    )
+    grid = {"i": rows, "k": rows}
+    maps = rearrange(layers.cpu(), "l h (i j) (k m) -> i j l h k m", **grid)
+    total = torch.zeros(*maps.shape[2:4], 2 * rows - 1, 2 * columns - 1)
+    times = torch.zeros(2 * rows - 1, 2 * columns - 1)
+    for i, j in itertools.product(range(rows), range(columns)):
+        there = slice(rows - 1 - i, 2 * rows - 1 - i)
+        here = slice(columns - 1 - j, 2 * columns - 1 - j)
+        total[..., there, here] += maps[i, j]
+        times[there, here] += 1
+    return total / times
+
+
+def conclude(experiment: Experiment[Config]) -> None:
+    """Note the chosen way to start, the gap it closes, and how local heads are."""
+    metrics, models = experiment.metrics, experiment.metrics["models"]
+    metrics["chosen"] = max(
+        STARTS,
+        key=lambda start: models[f"vit_{start}_10_percent"]["validation_accuracy"][
+            "mean"
+        ],
+    )
+
+    def accuracy(name: str, percent: int) -> float:
+        return models[f"{name}_{percent}_percent"]["test_accuracy"]["mean"]
+
+    metrics["gap_closed"] = {
+        f"of_{percent}_percent": round(
+            (accuracy("vit_all", percent) - accuracy("vit_default", percent))
+            / (accuracy("resnet", percent) - accuracy("vit_default", percent)),
+            3,
+        )
         for percent in PERCENTS
-        for name, label in NETWORKS.items()
+    }
+    # Mean weight on the query and its eight neighbors, layer by layer.
+    metrics["weight_within_3_by_3"] = {
+        f"{name}_{when}": [
+            rounded(within(x, 1).mean()) for x in experiment.results[f"{name}.{when}"]
+        ]
+        for name in MAPPED
+        for when in ("before", "after")
+    }
+
+
+def within(maps: Tensor, radius: int) -> Tensor:
+    """Return the weight within a window around the query, for each head."""
+    rows, columns = (n // 2 for n in maps.shape[-2:])
+    window = maps[
+        ..., rows - radius : rows + radius + 1, columns - radius : columns + radius + 1
     ]
+    return reduce(window, "... i j -> ...", "sum")
+
+
+# --- positions ---
+
+
+def positions(experiment: Experiment[Config]) -> None:
+    """Train models with four kinds of positions, which start equally large."""
+    config, results, metrics = experiment.config, experiment.results, experiment.metrics
+    metrics["models"], shuffled = {}, {}
+    kinds = {name: (name, config.flip) for name in POSITIONS}
+    if config.flip:
+        kinds["learned_unmirrored"] = ("learned", False)
+    for name, (kind, flip) in kinds.items():
+        found, curves, moved = [], [], []
+        for seed in config.all_seeds:
+            part = experiment.dataset.train.subset(config.position_fraction, seed=seed)
+            model, progress = train(
+                experiment,
+                name,
+                lambda kind=kind: make_small_vit(experiment, kind),
+                part,
+                samples=config.position_epochs * len(part),
+                evaluations=config.position_epochs,
+                seed=seed,
+                augmentation={"flip": flip},
+            )
+            found.append(progress)
+            curves.append([x["test"]["accuracy"] for x in progress.history])
+            moved.append(accuracy_on_shuffled_patches(experiment, model))
+            if kind == "learned" and seed == config.seed:
+                table = model.positions.embeddings(model.grid).detach()
+                results[f"similarity.{name}"] = position_similarity(table)
+        results[f"accuracy.{name}"] = torch.tensor(curves)
+        metrics["models"][name] = outcome(model, part, found, ("test",))
+        shuffled[name] = spread(moved)
+    metrics["accuracy_on_shuffled_patches"] = shuffled
+    metrics["mean_cosine_of_positions"] = {
+        key.removeprefix("similarity."): mean_cosines(x)
+        for key, x in results.items()
+        if key.startswith("similarity.")
+    }
+
+
+def make_small_vit(experiment: Experiment[Config], kind: str) -> VisionTransformer:
+    """Build a small model whose positions start with the mean square of sinusoids."""
+    model = make_vit(
+        experiment, experiment.config.small, pool="mean", positions=cast(Any, kind)
+    )
+    for table in model.positions.parameters():
+        nn.init.normal_(table, std=math.sqrt(0.5))
+    return model
+
+
+# --- figures ---
+
+
+def summarize_main(metrics: Metrics) -> str:
+    """Return the outcome of the main model in words."""
+    accuracy = metrics["test_accuracy"]["mean"]
+    return (
+        f"Vision Transformer, {metrics['parameters']:,} parameters, "
+        f"{metrics['epochs']} epochs: {accuracy:.1%} of test images"
+    )
+
+
+def summarize_initialization(metrics: Metrics) -> str:
+    """Return what the ways to start came to, in words."""
+    rows = [
+        f"{name.replace('_', ' ')}: {found['test_accuracy']['mean']:.1%} of test images"
+        f" ({found['test_accuracy']['min']:.1%} to {found['test_accuracy']['max']:.1%})"
+        for name, found in metrics["models"].items()
+    ]
+    return "\n".join([*rows, f"chosen by validation images: {metrics['chosen']}"])
+
+
+def summarize_positions(metrics: Metrics) -> str:
+    """Return what the kinds of positions came to, in words."""
     shuffled = metrics["accuracy_on_shuffled_patches"]
-    rows += [
-        f"positions {label}: {models[f'positions_{name}']['test_accuracy']:.1%}, "
-        f"with shuffled patches {shuffled[name]:.1%}"
-        for name, label in POSITIONS.items()
-    ]
-    return "\n".join(rows)
+    return "\n".join(
+        f"positions {name.replace('_', ' ')}: {found['test_accuracy']['mean']:.1%}, "
+        f"with shuffled patches {shuffled[name]['mean']:.1%}"
+        for name, found in metrics["models"].items()
+    )
 
 
-def drawings(results: Results, metrics: Metrics) -> Drawings:
-    """Return the figures."""
-    models = metrics["models"]
+def draw_main(results: Results, metrics: Metrics) -> Drawings:
+    """Return the figures of the main model."""
 
     def curves(figure: Figure, theme: Theme) -> None:
         left, right = figure.subplots(1, 2)
-        epochs, *measured = results["curve.vit_100_percent"].unbind(1)
+        epochs, *measured = results["curve"].unbind(1)
         for (on, of), curve in zip(MEASURES, measured, strict=True):
             axes = left if of == "loss" else right
             color = theme.series[on == "train"]
@@ -449,78 +817,8 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
             label_line(axes, name, (epochs[-1].item(), curve[-1].item()), color)
         as_percent(right)
 
-    def data_sizes(figure: Figure, theme: Theme) -> None:
-        axes = figure.subplots()
-        for name, color, style, drop in (
-            ("vit", theme.series[0], "o-", -10),
-            ("resnet", theme.series[1], "s--", 9),
-        ):
-            runs = [models[f"{name}_{percent}_percent"] for percent in PERCENTS[::-1]]
-            for run in runs:
-                axes.annotate(
-                    f"{run['test_accuracy']:.1%}",
-                    (run["images"], run["test_accuracy"]),
-                    xytext=(0, drop),
-                    textcoords="offset points",
-                    color=color,
-                    ha="center",
-                    va="center",
-                )
-            sizes = [run["images"] for run in runs]
-            axes.plot(sizes, [run["test_accuracy"] for run in runs], style, color=color)
-            end = (sizes[-1], runs[-1]["test_accuracy"])
-            # The two lines nearly meet; their labels should not.
-            lift = 0.04 if name == "resnet" else -0.03
-            label = f"       {NETWORKS[name]}"
-            label_line(axes, label, (end[0], end[1] + lift), color)
-            axes.set_xscale("log")
-            axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-        axes.minorticks_off()
-        axes.set(xlabel="training images", ylim=(0, 1))
-        axes.set(title="test accuracy of two networks of one size")
-        as_percent(axes)
-
-    def positions(figure: Figure, theme: Theme) -> None:
-        left, right = figure.subplots(1, 2, width_ratios=[1.3, 1], sharey=True)
-        shuffled = metrics["accuracy_on_shuffled_patches"]
-        styles = zip(POSITIONS, theme.series, ("-", "--", "-.", ":"), strict=False)
-        for number, (name, color, style) in enumerate(styles):
-            epochs, *_, accuracy = results[f"curve.positions_{name}"].unbind(1)
-            left.plot(epochs, accuracy, style, color=color, label=POSITIONS[name])
-            right.bar(number - 0.2, accuracy[-1], 0.36, color=color)
-            right.bar(number + 0.2, shuffled[name], 0.36, fill=False, edgecolor=color)
-        labels = [label.replace(", ", "\n") for label in POSITIONS.values()]
-        right.set_xticks(range(len(POSITIONS)), labels)
-        for label, color in zip(right.get_xticklabels(), theme.series, strict=False):
-            label.set_color(color)
-        left.set(xlabel="epoch", title="test accuracy during training")
-        left.legend(loc="lower right")
-        right.set(title="filled: at the end; hollow: patches shuffled")
-        as_percent(left)
-
     def similarity(figure: Figure, theme: Theme) -> None:
-        left, right = figure.subplots(1, 2)
-        cosines = results["similarity"]
-        rows, columns = cosines.shape[:2]
-        # A blank line between the tiles.
-        tiles = F.pad(cosines, (0, 1, 0, 1), value=math.nan)
-        mosaic = rearrange(tiles, "i j k l -> (i k) (j l)")[:-1, :-1]
-        heatmap(left, theme, mosaic, signed=True, limit=1.0)
-        left.set(title="a tile for each position")
-        total = torch.zeros(2 * rows - 1, 2 * columns - 1)
-        times = torch.zeros_like(total)
-        for i, j in itertools.product(range(rows), range(columns)):
-            here = (slice(rows - 1 - i, 2 * rows - 1 - i),)
-            here += (slice(columns - 1 - j, 2 * columns - 1 - j),)
-            total[here] += cosines[i, j]
-            times[here] += 1
-        image = heatmap(right, theme, total / times, signed=True, limit=1.0)
-        right.set_xticks(
-            [0, columns - 1, 2 * columns - 2], [1 - columns, 0, columns - 1]
-        )
-        right.set_yticks([0, rows - 1, 2 * rows - 2], [1 - rows, 0, rows - 1])
-        right.set(title="mean, by offset in columns and rows")
-        figure.colorbar(image, ax=(left, right), label="cosine", shrink=0.8)
+        draw_similarity(figure, theme, results["similarity"])
 
     def filters(figure: Figure, theme: Theme) -> None:
         found, shares = results["filters"], results["filter_shares"]
@@ -533,7 +831,12 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
             show_image(axes, 0.5 + 0.5 * component / component.abs().max())
         left.suptitle("principal components of the patch filters", fontsize=10)
         axes = right.subplots()
-        axes.plot(range(1, len(shares) + 1), shares.cumsum(0))
+        count = torch.arange(1, len(shares) + 1)
+        random = results["filter_shares_random"].cumsum(1)
+        plot_runs(axes, count, random, color=theme.series[5], linestyle=":")
+        axes.plot(count, shares.cumsum(0), color=theme.series[0])
+        axes.annotate("trained", (2, 0.9), color=theme.series[0], fontsize=8)
+        axes.annotate("random", (12, 0.35), color=theme.series[5], fontsize=8)
         axes.set(title="variance explained", xlabel="components", ylim=(0, 1.02))
         as_percent(axes)
 
@@ -583,13 +886,148 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
 
     return {
         "curves": (curves, 2.7),
-        "data-sizes": (data_sizes, 3.2),
-        "positions": (positions, 2.9),
         "similarity": (similarity, 3.3),
         "filters": (filters, 2.6),
         "distance": (distance, 3.0),
         "rollout": (rollout, 5.2),
     }
+
+
+def draw_initialization(results: Results, metrics: Metrics) -> Drawings:
+    """Return the figures of the models that start in different ways."""
+    models = metrics["models"]
+
+    def data_sizes(figure: Figure, theme: Theme) -> None:
+        axes = figure.subplots()
+        percents = sorted(PERCENTS)
+        for number, (name, label) in enumerate(
+            {
+                "vit_default": "ViT",
+                "vit_all": "ViT, local start",
+                "resnet": "ResNet",
+            }.items()
+        ):
+            color = theme.series[number]
+            found = [models[f"{name}_{percent}_percent"] for percent in percents]
+            sizes = [x["images"] for x in found]
+            tests = [x["test_accuracy"] for x in found]
+            axes.plot(sizes, [x["mean"] for x in tests], "o-", color=color, ms=4)
+            for size, test in zip(sizes, tests, strict=True):
+                axes.vlines(size, test["min"], test["max"], color=color, lw=2)
+            axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+            label_line(axes, label, (sizes[-1], tests[-1]["mean"]), color)
+        axes.set(xscale="log", xlabel="training images")
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.set(title="test accuracy after equally many samples")
+        as_percent(axes)
+
+    def starts(figure: Figure, theme: Theme) -> None:
+        axes = figure.subplots()
+        names = {f"vit_{name}": label for name, (label, _) in STARTS.items()} | RESNETS
+        for number, name in enumerate(names):
+            test = models[f"{name}_10_percent"]["test_accuracy"]
+            color = theme.series[1 if name in RESNETS else 0]
+            axes.plot([test["min"], test["max"]], [number] * 2, color=color, lw=2)
+            axes.plot(test["mean"], number, "o", color=color)
+            text = f"{test['mean']:.1%}"
+            axes.annotate(
+                text,
+                (test["max"], number),
+                xytext=(6, -3),
+                fontsize=8,
+                textcoords="offset points",
+                color=color,
+            )
+        axes.set_yticks(range(len(names)), list(names.values()))
+        axes.invert_yaxis()
+        axes.set(title="test accuracy, trained on 10 % of the images")
+        axes.margins(x=0.12)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+    def shifts(figure: Figure, theme: Theme) -> None:
+        left, right = cast(Any, figure.subfigures(1, 2))
+        for half, name, title in (
+            (left, "vit_default", "default start"),
+            (right, "vit_all", "local start"),
+        ):
+            before, after = results[f"{name}.before"], results[f"{name}.after"]
+            layers, heads = before.shape[:2]
+            cells = half.subplots(layers, 2 * heads, squeeze=False)
+            for layer, row in enumerate(cells):
+                maps = torch.cat([before[layer], after[layer]])
+                for cell, x in zip(row, maps, strict=True):
+                    heatmap(cell, theme, x)
+                row[0].set_ylabel(layer + 1, fontsize=8)
+            cells[0, heads // 2].set_title("before", fontsize=8)
+            cells[0, heads + heads // 2].set_title("after training", fontsize=8)
+            half.suptitle(title, fontsize=10)
+
+    depth = len(results["vit_all.before"])
+    return {
+        "data-sizes": (data_sizes, 3.2),
+        "starts": (starts, 3.6),
+        "shifts": (shifts, 0.8 + 0.6 * depth),
+    }
+
+
+def draw_positions(results: Results, metrics: Metrics) -> Drawings:
+    """Return the figures of the models that differ in their positions."""
+
+    def positions(figure: Figure, theme: Theme) -> None:
+        left, right = figure.subplots(1, 2, width_ratios=[1.3, 1], sharey=True)
+        shuffled = metrics["accuracy_on_shuffled_patches"]
+        styles = zip(POSITIONS, theme.series, ("-", "--", "-.", ":"), strict=False)
+        for number, (name, color, style) in enumerate(styles):
+            runs = results[f"accuracy.{name}"]
+            epochs = torch.arange(1, runs.shape[1] + 1)
+            line = plot_runs(left, epochs, runs, color=color, linestyle=style)
+            line.set_label(POSITIONS[name])
+            dot_runs(right, number - 0.15, runs[:, -1], color=color)
+            moved = shuffled[name]
+            ends = [moved["min"], moved["mean"], moved["max"]]
+            dot_runs(right, number + 0.15, ends, color=color, markerfacecolor="none")
+        labels = [label.replace(", ", "\n") for label in POSITIONS.values()]
+        right.set_xticks(range(len(POSITIONS)), labels)
+        for label, color in zip(right.get_xticklabels(), theme.series, strict=False):
+            label.set_color(color)
+        left.set(xlabel="epoch", title="test accuracy during training")
+        left.legend(loc="lower right")
+        right.set(title="filled: at the end; hollow: patches shuffled")
+        as_percent(left)
+
+    def mosaic(name: str) -> Drawing:
+        return lambda figure, theme: draw_similarity(
+            figure, theme, results[f"similarity.{name}"]
+        )
+
+    found = [key.partition(".")[2] for key in results if key.startswith("similarity.")]
+    return {"positions": (positions, 2.9)} | {
+        f"similarity-{name.replace('_', '-')}": (mosaic(name), 3.3) for name in found
+    }
+
+
+def draw_similarity(figure: Figure, theme: Theme, cosines: Tensor) -> None:
+    """Draw the cosines of position embeddings, all and by offset."""
+    left, right = figure.subplots(1, 2)
+    rows, columns = cosines.shape[:2]
+    # A blank line between the tiles.
+    tiles = F.pad(cosines, (0, 1, 0, 1), value=math.nan)
+    mosaic = rearrange(tiles, "i j k l -> (i k) (j l)")[:-1, :-1]
+    heatmap(left, theme, mosaic, signed=True, limit=1.0)
+    left.set(title="a tile for each position")
+    total = torch.zeros(2 * rows - 1, 2 * columns - 1)
+    times = torch.zeros_like(total)
+    for i, j in itertools.product(range(rows), range(columns)):
+        here = (slice(rows - 1 - i, 2 * rows - 1 - i),)
+        here += (slice(columns - 1 - j, 2 * columns - 1 - j),)
+        total[here] += cosines[i, j]
+        times[here] += 1
+    image = heatmap(right, theme, total / times, signed=True, limit=1.0)
+    right.set_xticks([0, columns - 1, 2 * columns - 2], [1 - columns, 0, columns - 1])
+    right.set_yticks([0, rows - 1, 2 * rows - 2], [1 - rows, 0, rows - 1])
+    right.set(title="mean, by offset in columns and rows")
+    figure.colorbar(image, ax=(left, right), label="cosine", shrink=0.8)
 
 
 def as_percent(axes: Axes) -> None:
@@ -605,5 +1043,13 @@ def show_image(axes: Axes, image: Tensor) -> None:
     axes.set_axis_off()
 
 
+PARTS = {
+    "main": Part(main, draw_main, summarize_main),
+    "initialization": Part(
+        initialization, draw_initialization, summarize_initialization
+    ),
+    "positions": Part(positions, draw_positions, summarize_positions),
+}
+
 if __name__ == "__main__":
-    run_example("vision_transformer", PRESETS, compute, drawings, summary)
+    run_parts("vision_transformer", PRESETS, PARTS)

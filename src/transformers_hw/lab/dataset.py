@@ -49,6 +49,20 @@ class Split:
             raise ValueError(f"fraction must be in (0, 1], got {fraction}.")
         return self._of_each_class(lambda n: max(1, round(fraction * n)), seed)
 
+    def held_out(self, fraction: float, *, seed: int = 0) -> tuple["Split", "Split"]:
+        """Return the split without a fraction of every class, and that fraction.
+
+        What is held out is to choose settings by, so that the test images stay unseen.
+
+        Args:
+            fraction: Fraction to hold out, more than 0 and at most 1.
+            seed: Seed of the choice.
+        """
+        chosen = self._indices(lambda n: max(1, round(fraction * n)), seed)
+        rest = torch.ones(len(self), dtype=torch.bool)
+        rest[chosen] = False
+        return self._at(rest.nonzero()[:, 0]), self._at(chosen)
+
     def one_per_class(self, *, seed: int = 0) -> "Split":
         """Return one image of every class."""
         return self._of_each_class(lambda n: 1, seed)
@@ -67,14 +81,20 @@ class Split:
         return mean.float(), variance.sqrt().float()
 
     def _of_each_class(self, count: Callable[[int], int], seed: int) -> "Split":
+        return self._at(self._indices(count, seed))
+
+    def _indices(self, count: Callable[[int], int], seed: int) -> Int64[Tensor, " k"]:
         labels, kept = self.labels.cpu(), []
         for label in labels.unique().tolist():
             own = (labels == label).nonzero()[:, 0]
             generator = seeded_generator("subset", seed, label)
             shuffled = own[torch.randperm(len(own), generator=generator)]
             kept.append(shuffled[: count(len(own))])
-        chosen = torch.cat(kept).sort().values.to(self.labels.device)
-        return Split(self.images[chosen], self.labels[chosen])
+        return torch.cat(kept).sort().values
+
+    def _at(self, indices: Int64[Tensor, " k"]) -> "Split":
+        indices = indices.to(self.labels.device)
+        return Split(self.images[indices], self.labels[indices])
 
 
 @dataclass(frozen=True, eq=False)

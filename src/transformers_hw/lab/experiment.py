@@ -1,7 +1,8 @@
 """Experiments: settings on the command line, training, a record, and figures.
 
 `python examples/<chapter>.py {quick,cpu,gpu}` computes numbers, writes them down and
-draws; `redraw` draws again from the record, without computing anything.
+draws; `redraw` draws again from the record, without computing anything. An example may
+have parts, each with a record and figures of its own, which can be run one by one.
 """
 
 import difflib
@@ -9,12 +10,13 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from statistics import fmean
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import safetensors.torch
 import torch
@@ -22,7 +24,11 @@ import tyro
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from transformers_hw._engine.arguments import check_lengths, check_sizes
+from transformers_hw._engine.arguments import (
+    check_choice,
+    check_lengths,
+    check_sizes,
+)
 from transformers_hw.lab.batching import Batches, ImageBatches
 from transformers_hw.lab.checkpoint import CheckpointError, Progress
 from transformers_hw.lab.dataset import Dataset, Split
@@ -69,10 +75,17 @@ class TrainingExampleConfig(ExampleConfig):
 
     batch_size: int = 64
     """Samples in a batch."""
+    seeds: int = 1
+    """Number of seeds to train every model from: seed, seed + 1, and so on."""
     tensorboard: bool = False
     """Whether to log curves for TensorBoard."""
     start_over: bool = False
     """Whether to train again what was trained before."""
+
+    @property
+    def all_seeds(self) -> range:
+        """The seeds to train every model from."""
+        return range(self.seed, self.seed + self.seeds)
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,7 @@ class Experiment(Generic[Config]):
         config: Settings.
         device: Device to compute on.
         dataset: Images that `config.data` names, if it does, on the device.
+        part: Name of the part that is computed; empty if the example has no parts.
         results: Arrays to draw, by name.
         metrics: Numbers to report, by name.
         earlier_seconds: Time that trainings had taken before they were resumed.
@@ -121,6 +135,11 @@ class Experiment(Generic[Config]):
         self.device = pick_device(config.device)
         source = getattr(config, "data", None)
         self._dataset = None if source is None else load_images(source).to(self.device)
+        self.begin("")
+
+    def begin(self, part: str) -> None:
+        """Forget what was measured, and begin with a part."""
+        self.part = part
         self.results: Results = {}
         self.metrics: Metrics = {}
         self.earlier_seconds = 0.0
@@ -154,6 +173,7 @@ class Experiment(Generic[Config]):
         batches: Batches,
         objective: Objective,
         *,
+        seed: int | None = None,
         evaluations: Mapping[str, Batches] | None = None,
         callbacks: tuple[Callback, ...] = (),
         identity: Mapping[str, Any] | None = None,
@@ -163,9 +183,12 @@ class Experiment(Generic[Config]):
 
         Args:
             name: Name of the model: of its folder, and on the progress bar.
-            make_model: Builds the model; the seed is set before.
+            make_model: Builds the model; the seed (`seed` among the options, or that
+                of the example) is set before.
             batches: Training data.
             objective: Loss and metrics of a batch, the same as for `train`.
+            seed: Seed of the initial weights and of dropout, if it is not that of the
+                experiment; the folder is then named after it, too.
             evaluations: Data to evaluate on.
             callbacks: Functions called after each evaluation.
             identity: Settings the training depends on, beyond the model and options.
@@ -177,13 +200,16 @@ class Experiment(Generic[Config]):
         """
         common = ("seed", "device", "batch_size", "tensorboard", "start_over")
         settings = {field: getattr(self.config, field) for field in common}
+        if seed is not None:
+            name, settings["seed"] = f"{name}_seed_{seed}", seed
         with usage_errors():
-            out = training_folder(self.config.out) / name
+            out = training_folder(self.config.out) / self.part / name
             config = TrainingConfig(out=out, **{**settings, **options})
         # Neither the order of trainings nor a pause between them changes a model.
-        torch.manual_seed(self.config.seed)
+        torch.manual_seed(settings["seed"])
         model = make_model()
-        about = {"model": repr(model), **(identity or {})}
+        # A model without a config is told apart by its parameters.
+        about = {"model": str(getattr(model, "config", "")), **(identity or {})}
         if self._dataset is not None:
             about["data"] = self._dataset.digest
         start = time.monotonic()
@@ -219,9 +245,35 @@ def minutes(progress: Progress) -> float:
     return round(progress.seconds / 60, 2)
 
 
+def spread(values: Iterable[float], digits: int = 4) -> dict[str, float]:
+    """Return mean, least and greatest of what several seeds gave, rounded.
+
+    Examples:
+        >>> spread([0.5, 0.25, 0.75])
+        {'mean': 0.5, 'min': 0.25, 'max': 0.75}
+    """
+    found = [*values]
+    numbers = {"mean": fmean(found), "min": min(found), "max": max(found)}
+    return {name: round(number, digits) for name, number in numbers.items()}
+
+
 def count_parameters(model: nn.Module) -> int:
     """Return the number of a model's parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+class Part(NamedTuple):
+    """A part of an example, with a record and figures of its own.
+
+    Attributes:
+        compute: Fills the results and metrics of an experiment.
+        drawings: Function of results and metrics that returns the figures.
+        summary: Function of the metrics that returns the outcome in a few lines.
+    """
+
+    compute: Callable[[Experiment[Any]], None]
+    drawings: Callable[[Results, Metrics], Drawings]
+    summary: Callable[[Metrics], str]
 
 
 def run_example(
@@ -233,15 +285,26 @@ def run_example(
     *,
     arguments: list[str] | None = None,
 ) -> Path:
+    """Run an example that has no parts; see `run_parts` and `Part`."""
+    part = Part(compute, drawings, summary)
+    return run_parts(chapter, presets, {"": part}, arguments=arguments)
+
+
+def run_parts(
+    chapter: str,
+    presets: Mapping[str, Config],
+    parts: Mapping[str, Part],
+    *,
+    arguments: list[str] | None = None,
+) -> Path:
     """Run an example as the command line says.
 
     Args:
         chapter: Name of the chapter, which is the script's.
         presets: Settings by name: `quick`, `cpu` and `gpu`. The figures of `cpu` go
             to the site, the others into `runs`.
-        compute: Fills the results and metrics of an experiment.
-        drawings: Function of results and metrics that returns the figures.
-        summary: Function of the metrics that returns the outcome in a few lines.
+        parts: What to compute and draw, by name, each in a folder of its own;
+            `config.parts` selects some of them.
         arguments: Command line; by default that of the process.
 
     Returns:
@@ -251,44 +314,65 @@ def run_example(
     config = _parse(chapter, presets, arguments)
     if isinstance(config, Redraw):
         with usage_errors():
-            results, metrics = _read(config.out)
-        _tell(config.out, save_figures(config.out, drawings(results, metrics)))
+            _redraw(config.out, parts)
         return config.out
     with usage_errors():
         _check_numbers(config)
+        selected = getattr(config, "parts", ()) or tuple(parts)
+        for part in selected:
+            check_choice("parts", part, tuple(parts))
         device = pick_device(config.device)
     with init_distributed(device) as distributed, _clear_stops(distributed):
         with usage_errors():
             experiment = Experiment(config)
-        torch.manual_seed(config.seed)
-        start = time.perf_counter()
-        compute(experiment)
-        record = RunRecord.of(
-            config,
-            seed=config.seed,
-            data=experiment.describe_data(),
-            device=device,
-            seconds=time.perf_counter() - start + experiment.earlier_seconds,
-            metrics=experiment.metrics,
-        )
-        if distributed.is_main:
-            results = {
-                name: x.detach().cpu().contiguous()
-                for name, x in experiment.results.items()
-            }
-            config.out.mkdir(parents=True, exist_ok=True)
-            safetensors.torch.save_file(results, config.out / RESULTS)
-            record.write(config.out)
-            figures = save_figures(config.out, drawings(results, record.metrics))
-            sys.stdout.write(
-                f"\n{chapter}, {record.seconds:.0f} s on {record.device}\n"
-                f"{summary(record.metrics)}\n"
-            )
-            _tell(config.out, figures)
-            if getattr(config, "tensorboard", False):
-                folder = training_folder(config.out)
-                sys.stdout.write(f"Curves: tensorboard --logdir {folder}\n")
+        for part in selected:
+            torch.manual_seed(config.seed)
+            experiment.begin(part)
+            start = time.perf_counter()
+            parts[part].compute(experiment)
+            if distributed.is_main:
+                _write(experiment, parts[part], time.perf_counter() - start, chapter)
     return config.out
+
+
+def _write(
+    experiment: Experiment[Any], part: Part, seconds: float, chapter: str
+) -> None:
+    """Write the record and the figures of a part, and tell the outcome."""
+    config, out = experiment.config, experiment.config.out / experiment.part
+    record = RunRecord.of(
+        config,
+        seed=config.seed,
+        data=experiment.describe_data(),
+        device=experiment.device,
+        seconds=seconds + experiment.earlier_seconds,
+        metrics=experiment.metrics,
+    )
+    results = {
+        name: x.detach().cpu().contiguous() for name, x in experiment.results.items()
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    safetensors.torch.save_file(results, out / RESULTS)
+    record.write(out)
+    figures = save_figures(out, part.drawings(results, record.metrics))
+    name = f"{chapter}, {experiment.part}" if experiment.part else chapter
+    sys.stdout.write(
+        f"\n{name}, {record.seconds:.0f} s on {record.device}\n"
+        f"{part.summary(record.metrics)}\n"
+    )
+    _tell(out, figures)
+    if getattr(config, "tensorboard", False):
+        folder = training_folder(config.out) / experiment.part
+        sys.stdout.write(f"Curves: tensorboard --logdir {folder}\n")
+
+
+def _redraw(out: Path, parts: Mapping[str, Part]) -> None:
+    """Draw the parts that a folder has a record of."""
+    found = [part for part in parts if (out / part / RESULTS).exists()]
+    for part in found or list(parts)[:1]:
+        results, metrics = _read(out / part)
+        drawings = parts[part].drawings(results, metrics)
+        _tell(out / part, save_figures(out / part, drawings))
 
 
 @contextmanager

@@ -45,10 +45,16 @@ def cross_entropy_sums(
     return {"loss": mean * count, "correct": correct, "count": count}
 
 
-def classify(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Return the cross-entropy sums of a batch of inputs and labels."""
+def classify(
+    model: nn.Module, batch: tuple[Tensor, ...], *, smoothing: float = 0.0
+) -> dict[str, Tensor]:
+    """Return the cross-entropy sums of a batch of inputs and labels.
+
+    Labels are smoothed in training only.
+    """
     inputs, labels = batch
-    return cross_entropy_sums(model(inputs), labels)
+    smoothing = smoothing if model.training else 0.0
+    return cross_entropy_sums(model(inputs), labels, smoothing=smoothing)
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
