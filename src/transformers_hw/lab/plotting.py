@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
 
 WIDTH = 7.2  # inches; the text column of the site
 
@@ -134,6 +135,44 @@ def heatmap(
         spine.set_visible(True)
         spine.set_color(theme.faint)
     return image
+
+
+def plot_runs(
+    axes: Axes, x: object, runs: object, *, color: str, **style: Any
+) -> Line2D:
+    """Draw the mean of several runs as a line, and their range as a band.
+
+    Args:
+        axes: Axes to draw in.
+        x: Horizontal coordinates, one for each point.
+        runs: Values, one row for each run.
+        color: Color of line and band.
+        **style: Further settings of the line.
+
+    Returns:
+        The line.
+    """
+    values = numpy.asarray(runs)
+    low, high = values.min(axis=0), values.max(axis=0)
+    axes.fill_between(numpy.asarray(x), low, high, color=color, alpha=0.2, linewidth=0)
+    (line,) = axes.plot(x, values.mean(axis=0), color=color, **style)
+    return line
+
+
+def dot_runs(axes: Axes, x: float, runs: object, *, color: str, **style: Any) -> None:
+    """Draw a dot for each run, and a line from the least to the greatest.
+
+    Args:
+        axes: Axes to draw in.
+        x: Horizontal coordinate.
+        runs: One value for each run.
+        color: Color of dots and line.
+        **style: Further settings of the dots.
+    """
+    values = numpy.asarray(runs)
+    axes.vlines(x, values.min(), values.max(), color=color, linewidth=0.8)
+    dots = {"linestyle": "none", "marker": "o", "markersize": 4, **style}
+    axes.plot([x] * len(values), values, color=color, **dots)
 
 
 def label_line(axes: Axes, text: str, end: tuple[float, float], color: str) -> None:
