@@ -137,9 +137,12 @@ def small_run(
 
 
 def start(
-    config: TrainingConfig, world_size: int = 1, **options: Any
+    config: TrainingConfig, world_size: int = 1, output: str = "log", **options: Any
 ) -> list[ForkServerProcess]:
-    """Start the processes of a small run, each with its output in a log."""
+    """Start the processes of a small run, each with its output in a log by default.
+
+    Otherwise it is "closed", a "broken pipe" or a "lost terminal".
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -147,7 +150,7 @@ def start(
     processes = []
     for rank in range(world_size):
         own = shared | {"RANK": rank, "LOCAL_RANK": rank}
-        process = FORKS.Process(target=_forked, args=(config, own, options))
+        process = FORKS.Process(target=_forked, args=(config, own, output, options))
         process.start()
         processes.append(process)
     return processes
@@ -200,17 +203,34 @@ def same_state(one: Path, other: Path) -> bool:
 
 
 def _forked(
-    config: TrainingConfig, environment: dict[str, object], options: dict[str, Any]
+    config: TrainingConfig,
+    environment: dict[str, object],
+    output: str,
+    options: dict[str, Any],
 ) -> None:
     os.environ.update({name: str(value) for name, value in environment.items()})
     config.out.mkdir(parents=True, exist_ok=True)
-    with (config.out / f"log-{environment['RANK']}.txt").open("a") as log_file:
-        os.dup2(log_file.fileno(), sys.stdout.fileno())
-        os.dup2(log_file.fileno(), sys.stderr.fileno())
+    if output == "closed":
+        os.close(1)
+        os.close(2)
+        sys.stdout = sys.stderr = None  # as Python itself does when it starts so
+    elif output == "log":
+        path = config.out / f"log-{environment['RANK']}.txt"
+        _redirect(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    else:
+        reader, writer = os.pipe() if output == "broken pipe" else os.openpty()
+        _redirect(writer)
+        os.close(reader)
     torch.set_num_threads(1)
     # A killed process would leave the default lock behind.
     tqdm.set_lock(threading.RLock())
     small_run(config, **options)
+
+
+def _redirect(output: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(output, stream.fileno())
+    os.close(output)
 
 
 def _sign_of_life(out: Path, steps: int) -> None:

@@ -6,8 +6,8 @@ The docstrings name reports of the same failure in other projects.
 import contextlib
 import json
 import os
-import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,14 +38,8 @@ from torch.nn.utils import parametrize
 
 from transformers_hw.attention_as_convolution import ImageBert
 from transformers_hw.lab.batching import ImageBatches
-from transformers_hw.lab.checkpoint import (
-    CheckpointError,
-    Progress,
-    load_checkpoint,
-    save_checkpoint,
-)
 from transformers_hw.lab.devices import pick_device
-from transformers_hw.lab.files import DamagedFileError, file_lock, read_tensors
+from transformers_hw.lab.files import file_lock, read_tensors
 from transformers_hw.lab.objectives import classify, cross_entropy_sums
 from transformers_hw.lab.optimization import (
     TrainingConfig,
@@ -62,6 +56,7 @@ from transformers_hw.transformer import Bert
 from transformers_hw.vision_transformer import VisionTransformer
 
 CPU = torch.device("cpu")
+FUZZ = int(os.environ.get("FUZZ", "1"))
 SIZES = {"dim": 8, "depth": 1, "heads": 2}
 
 
@@ -304,24 +299,6 @@ def test_weights_of_another_kind_of_model_are_written_too(tmp_path: Path) -> Non
     assert tensors.keys() == model.state_dict().keys()
 
 
-def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
-    """safetensors refuses shared tensors: safetensors #98 #202 #493, trl #5150."""
-    config, path = TrainingConfig(steps=1), tmp_path / CHECKPOINT
-    one, other = (nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5)) for _ in range(2))
-    for model in (one, other):
-        model[1].weight = model[0].weight
-    optimizer, again = make_optimizer(one, config), make_optimizer(other, config)
-    one(torch.tensor([1, 2])).sum().backward()
-    optimizer.step()
-    save_checkpoint(path, one, optimizer, Progress(step=1), {})
-    assert load_checkpoint(path, other, again, {}) == Progress(step=1)
-    assert other[0].weight is other[1].weight
-    assert torch.equal(other[1].weight, one[0].weight)
-    for number, values in optimizer.state_dict()["state"].items():
-        theirs = again.state_dict()["state"][number]
-        assert all(torch.equal(x, theirs[key]) for key, x in values.items())
-
-
 # Interruptions.
 
 
@@ -346,7 +323,8 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(
 def test_a_model_with_channels_last_resumes_too(tmp_path: Path) -> None:
     def run(out: str, **options: Any) -> None:
         torch.manual_seed(0)
-        model = small_resnet(1, 2, widths=(5, 7))
+        # oneDNN's 1 × 1 convolution with stride 2 from 5 to 7 channels spoils memory.
+        model = small_resnet(1, 2, widths=(8, 16))
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         config = small_config(tmp_path / out, checkpoint_steps=1)
         small_run(config, model=model, **options)
@@ -371,28 +349,40 @@ def test_a_finished_run_is_not_repeated_unless_one_starts_over(
     assert final_state(tmp_path)[1]["identity"]["seed"] == 2
 
 
+@pytest.mark.fuzz
 def test_a_run_killed_at_any_moment_ends_as_if_nothing_had_happened(
     tmp_path: Path, uninterrupted: Path
 ) -> None:
-    """Truncated checkpoints: lightning #688 #19970, pytorch #61923."""
-    config = small_config(tmp_path, checkpoint_steps=1)
-    moments = random.Random(0)
-    found = []
-    for attempt in range(4):
-        processes = start(config, mishap=Mishap(pause=0.03))
-        # The first may die before there is a checkpoint; the second finds one.
-        wait_for_step(config, min(attempt, 1) + 1)
-        time.sleep(moments.uniform(0.0, 0.08))
+    """Truncated checkpoints: lightning #688 #19970, pytorch #61923.
+
+    Four kills, or 200 with `FUZZ=50`. Whenever a run has finished, another begins.
+    """
+    moments = random.Random(FUZZ)
+    config = small_config(tmp_path / "killed", checkpoint_steps=1)
+    checkpoint = config.out / CHECKPOINT
+    kills = half_written = finished = 0
+    steps = [0]
+    while kills < 4 * FUZZ:
+        processes = start(config, mishap=Mishap(pause=0.02))
+        # The first may die before there is a checkpoint; the others find one.
+        wait_for_step(config, 1 + checkpoint.exists())
+        time.sleep(moments.uniform(0.0, 0.2))
         processes[0].kill()
-        assert finish(processes) == [-signal.SIGKILL]
-        (tmp_path / "alive-0").unlink()
-        if (tmp_path / CHECKPOINT).exists():
-            found.append(final_state(tmp_path)[1]["progress"]["step"])
-    assert found == sorted(found)
-    assert len(found) > 0
-    assert found[-1] < 24
-    assert finish(start(config)) == [0]
-    assert same_state(tmp_path, uninterrupted)
+        (code,) = finish(processes)
+        assert code in (0, -signal.SIGKILL)
+        kills += code != 0
+        half_written += checkpoint.with_name(f"{CHECKPOINT}.tmp").exists()
+        (config.out / "alive-0").unlink()
+        if checkpoint.exists():
+            # Reading it checks that it is complete.
+            steps.append(final_state(config.out)[1]["progress"]["step"])
+            assert steps[-1] >= steps[-2]
+        if steps[-1] == 24 or kills == 4 * FUZZ:
+            assert finish(start(config)) == [0]
+            assert same_state(config.out, uninterrupted)
+            shutil.rmtree(config.out)
+            steps, finished = [0], finished + 1
+    print(f"{kills} kills, {half_written} while writing, {finished} runs compared")
 
 
 @pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
@@ -424,7 +414,7 @@ def test_a_full_disk_is_reported_and_spoils_nothing(
     assert same_state(tmp_path, uninterrupted)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("during", ["training", "evaluation"])
 def test_a_signal_loses_no_work(
     tmp_path: Path, uninterrupted: Path, number: signal.Signals, during: str
@@ -453,17 +443,48 @@ def test_a_signal_loses_no_work(
     assert same_state(tmp_path, uninterrupted)
 
 
-def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_exits_at_once_unless_a_terminal_was_closed(
+    tmp_path: Path,
+) -> None:
     config = small_config(tmp_path, checkpoint_steps=1)
     processes = start(config, mishap=Mishap(long_step=3))
     wait_for_step(config, 3)
-    time.sleep(0.2)
-    processes[0].terminate()
+    # A shell and the system each send one when a terminal is closed.
+    for number in (signal.SIGHUP, signal.SIGHUP):
+        time.sleep(0.2)
+        os.kill(processes[0].pid, number)
     time.sleep(0.2)
     assert processes[0].is_alive()
     processes[0].terminate()
     assert finish(processes, within=10.0) == [143]
     assert final_state(tmp_path)[1]["progress"]["step"] == 3
+
+
+def test_nohup_keeps_a_run_from_hanging_up(tmp_path: Path, uninterrupted: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        config = small_config(tmp_path)
+
+        def objective(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
+            signal.raise_signal(signal.SIGHUP)
+            return classify(model, batch)
+
+        batches, evaluations = small_batches(config)
+        train(small_model(), batches, objective, config, evaluations=evaluations)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert same_state(tmp_path, uninterrupted)
+
+
+@pytest.mark.parametrize("output", ["closed", "broken pipe", "lost terminal"])
+def test_a_run_needs_nobody_to_read_its_output(
+    tmp_path: Path, uninterrupted: Path, output: str
+) -> None:
+    """`2>&-`, `| head`, a closed window: tqdm #1523 #1593 #1654."""
+    config = small_config(tmp_path)
+    for _ in range(2):  # the second finds that all is done, and says so
+        assert finish(start(config, output=output)) == [0]
+    assert same_state(tmp_path, uninterrupted)
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
@@ -491,73 +512,6 @@ def test_a_gradient_that_is_nan_stops_the_run_before_the_weights_change(
         train(model, small_batches(config)[0], objective, config)
     fresh = small_model().state_dict()
     assert all(torch.equal(x, fresh[name]) for name, x in model.state_dict().items())
-
-
-# Checkpoints that are not what they should be.
-
-
-def test_a_damaged_checkpoint_is_refused_and_named(
-    tmp_path: Path, uninterrupted: Path
-) -> None:
-    path = tmp_path / CHECKPOINT
-    content = (uninterrupted / CHECKPOINT).read_bytes()
-    chosen = random.Random(0)
-    header = int.from_bytes(content[:8], "little") + 8
-    model = small_model()
-    optimizer = make_optimizer(model, TrainingConfig(steps=5))
-    damaged = [content[:-1], b"", content + b"\0", b"<html>" + content]
-    for place in (
-        *(chosen.randrange(header) for _ in range(60)),
-        *(chosen.randrange(header, len(content)) for _ in range(30)),
-    ):
-        flipped = bytearray(content)
-        flipped[place] ^= 1 << chosen.randrange(8)
-        damaged.append(bytes(flipped))
-    for wrong in damaged:
-        path.write_bytes(wrong)
-        with pytest.raises((DamagedFileError, CheckpointError), match=CHECKPOINT):
-            load_checkpoint(path, model, optimizer, {})
-
-
-class _Malice:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.mark.parametrize("form", ["pickle", "torch"])
-def test_a_checkpoint_is_never_executed(tmp_path: Path, form: str) -> None:
-    """Code in pickles: CVE-2025-32434, CVE-2026-24747, flash-attention #2585."""
-    path, trace = tmp_path / CHECKPOINT, tmp_path / "trace"
-    if form == "pickle":
-        path.write_bytes(pickle.dumps(_Malice(trace)))
-    else:
-        torch.save(_Malice(trace), path)
-    with pytest.raises(DamagedFileError, match=CHECKPOINT):
-        small_run(small_config(tmp_path))
-    assert not trace.exists()
-
-
-def test_a_checkpoint_of_other_settings_or_another_model_is_refused(
-    tmp_path: Path, uninterrupted: Path
-) -> None:
-    path, config = tmp_path / CHECKPOINT, small_config(tmp_path)
-    path.write_bytes((uninterrupted / CHECKPOINT).read_bytes())
-    with pytest.raises(CheckpointError) as caught:
-        small_run(replace(config, learning_rate=0.5, seed=3))
-    assert str(path) in str(caught.value)
-    different = "learning_rate: 0.001 there, 0.5 here; seed: 0 there, 3 here"
-    assert different in str(caught.value)
-    batches, _ = small_batches(config)
-    wider = VisionTransformer(8, 4, num_classes=2, dim=12, depth=1, heads=2, channels=1)
-    before = wider.head.weight.clone()
-    with pytest.raises(CheckpointError, match=r"another model: .* must be \(12,\)"):
-        train(wider, batches, classify, config)
-    assert torch.equal(wider.head.weight, before)
-    with pytest.raises(CheckpointError, match=r"only one of the two has .*class_token"):
-        train(nn.Linear(3, 2), batches, classify, config)
 
 
 # Several processes.

@@ -1,8 +1,11 @@
 """Checkpoints: weights, optimizer and progress in one file, so they always match."""
 
 import json
+import reprlib
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,19 @@ from torch import Tensor, nn
 from transformers_hw.lab.files import read_tensors, write_tensors
 from transformers_hw.pretrained import save_model
 
+# What an optimizer keeps for each parameter it has updated.
+OPTIMIZER_STATES = {
+    torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
+    torch.optim.SGD: ("momentum_buffer",),
+}
+SHORTENED = reprlib.Repr()
+SHORTENED.maxlist, SHORTENED.maxstring = 8, 100
+
+Layout = tuple[torch.Size, torch.dtype]
+
 
 class CheckpointError(RuntimeError):
-    """A checkpoint belongs to another run or another model."""
+    """A checkpoint is of another run, of another model, or of no possible run."""
 
 
 @dataclass
@@ -54,11 +67,16 @@ def save_checkpoint(
         OSError: The file cannot be written; the previous checkpoint is intact.
     """
     tensors = {f"model/{name}": x for name, x in _state(model).items()}
+    metadata: dict[str, Any] = {"progress": asdict(progress)}
+    metadata["identity"] = _as_json(identity)
     for name, parameter in _names(model, optimizer).items():
-        for key, x in optimizer.state.get(parameter, {}).items():
+        state = optimizer.state.get(parameter, {})
+        if not state:
+            # It never had a gradient. Otherwise, missing state is an error.
+            metadata.setdefault("idle", []).append(name)
+        for key, x in state.items():
             if isinstance(x, Tensor):
                 tensors[f"optimizer/{name}/{key}"] = x
-    metadata = {"progress": asdict(progress), "identity": _as_json(identity)}
     try:
         write_tensors(path, tensors, metadata)
     except OSError as error:
@@ -76,56 +94,79 @@ def load_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     identity: Mapping[str, Any],
+    total: int = sys.maxsize,
 ) -> Progress | None:
     """Restore a model and its optimizer from a checkpoint.
+
+    Every tensor, those of the optimizer included, must have the name, shape and dtype
+    that the run expects. If one has not, or anything else is wrong, neither the model
+    nor the optimizer is changed.
 
     Args:
         path: The file.
         model: The model, as it was built when the run began.
-        optimizer: Its optimizer.
+        optimizer: Its optimizer, AdamW or SGD with momentum.
         identity: Settings of the run.
+        total: Number of steps that the run will take.
 
     Returns:
         The progress, or `None` if there is no checkpoint.
 
     Raises:
-        CheckpointError: The checkpoint is of other settings or another model.
+        CheckpointError: The checkpoint is of other settings or another model, lacks
+            state of the optimizer, or has a progress that no run can have.
         DamagedFileError: The file is damaged.
     """
     if not path.exists():
         return None
     tensors, metadata = read_tensors(path)
-    if not {"progress", "identity"} <= metadata.keys():
+    parts = {"progress": dict, "identity": dict, "idle": list}
+    metadata = {"idle": [], **metadata}
+    if not all(isinstance(metadata.get(part), kind) for part, kind in parts.items()):
         raise CheckpointError(f"{path} is not a checkpoint.")
     _check_identity(path, metadata["identity"], _as_json(identity))
-    weights: dict[str, Tensor] = {}
-    states: dict[str, dict[str, Tensor]] = {}
-    for full_name, x in tensors.items():
-        kind, _, name = full_name.partition("/")
-        if kind == "model":
-            weights[name] = x
-        else:
-            parameter, _, key = name.rpartition("/")
-            states.setdefault(parameter, {})[key] = x
-    _load_state(path, model, weights)
-    names = _names(model, optimizer)
-    if not states.keys() <= names.keys():
-        raise CheckpointError(f"{path} is of an optimizer of other parameters.")
+    if flaw := _flaw(metadata["progress"], total):
+        raise CheckpointError(f"{path} has a malformed progress: {flaw}.")
+    progress = Progress(**metadata["progress"])
+    weights, parameters = _state(model), _names(model, optimizer)
+    idle = metadata["idle"] if progress.step else parameters
+    updated = [name for name in parameters if name not in idle]
+    wanted = {f"model/{name}": (x.shape, x.dtype) for name, x in weights.items()}
+    for name in updated:
+        for key, layout in _layouts(optimizer, parameters[name]).items():
+            wanted[f"optimizer/{name}/{key}"] = layout
+    _check_tensors(path, tensors, wanted)
+    for name in updated:
+        step = tensors.get(f"optimizer/{name}/step")
+        # A parameter whose first gradient came late is behind the others.
+        if step is not None and not 1 <= step.item() <= progress.step:
+            raise CheckpointError(
+                f"{path} has a malformed progress: the optimizer must have updated "
+                f"{name} 1 to {progress.step} times, got {step.item()}."
+            )
+    # Only now is anything assigned.
+    with torch.no_grad():
+        for name, x in weights.items():
+            x.copy_(tensors[f"model/{name}"])
     state = {
-        number: {k: _laid_out_like(parameter, x) for k, x in states[name].items()}
-        for number, (name, parameter) in enumerate(names.items())
-        if name in states
+        number: {
+            key: _laid_out_like(parameter, tensors[f"optimizer/{name}/{key}"])
+            for key in _layouts(optimizer, parameter)
+        }
+        for number, (name, parameter) in enumerate(parameters.items())
+        if name in updated
     }
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    return Progress(**metadata["progress"])
+    return progress
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
     """Write a model's weights, as `save_model` does if it is a model of the book."""
     try:
         save_model(model, path)
-    except TypeError:  # a model of another kind, such as a ResNet
+    # A model of another kind, such as a ResNet, or with parts of another kind.
+    except (TypeError, ValueError):
         write_tensors(path, _state(model), {})
 
 
@@ -141,25 +182,6 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     return kept
 
 
-@torch.no_grad()
-def _load_state(path: Path, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    own = _state(model)
-    if own.keys() != weights.keys():
-        raise CheckpointError(
-            f"{path} is of another model: only one of the two has "
-            f"{sorted(own.keys() ^ weights.keys())}."
-        )
-    for name, x in own.items():
-        found = weights[name]
-        if (x.shape, x.dtype) != (found.shape, found.dtype):
-            raise CheckpointError(
-                f"{path} is of another model: {name} must be {tuple(x.shape)} "
-                f"{x.dtype}, got {tuple(found.shape)} {found.dtype}."
-            )
-    for name, x in own.items():
-        x.copy_(weights[name])
-
-
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     # In the order in which the optimizer numbers its parameters.
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -169,9 +191,70 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tens
 
 def _laid_out_like(parameter: Tensor, x: Tensor) -> Tensor:
     # Fused optimizers pair a parameter with its state as both lie in memory.
-    if x.shape != parameter.shape:
+    if x.shape != parameter.shape:  # the number of steps
         return x
     return torch.empty_like(parameter, dtype=x.dtype).copy_(x)
+
+
+def _layouts(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Layout]:
+    # Only the number of steps is not like the parameter.
+    like = parameter.shape, parameter.dtype
+    return {
+        key: (torch.Size(), torch.float32) if key == "step" else like
+        for key in OPTIMIZER_STATES[type(optimizer)]
+    }
+
+
+def _check_tensors(
+    path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Layout]
+) -> None:
+    missing, extra = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
+    if missing or extra:
+        raise CheckpointError(
+            f"{path} is of another model or optimizer: missing "
+            f"{SHORTENED.repr(sorted(missing))}, unexpected "
+            f"{SHORTENED.repr(sorted(extra))}."
+        )
+    for name, (shape, dtype) in wanted.items():
+        x = tensors[name]
+        if (x.shape, x.dtype) != (shape, dtype):
+            raise CheckpointError(
+                f"{path} is of another model or optimizer: {name} must be "
+                f"{tuple(shape)} {dtype}, got {tuple(x.shape)} {x.dtype}."
+            )
+
+
+def _flaw(progress: Mapping[str, Any], total: int) -> str | None:
+    """Return what is wrong with a progress, if anything."""
+    names = [x.name for x in fields(Progress)]
+    if sorted(progress) != sorted(names):
+        return f"its progress must be {names}, got {SHORTENED.repr(sorted(progress))}"
+    step, history, running, seconds = (progress[name] for name in names)
+    if not _is_number(step, (int,)) or not 0 <= step <= total:
+        return f"step must be an integer from 0 to {total}, got {SHORTENED.repr(step)}"
+    if not _is_number(seconds) or seconds < 0:
+        return f"seconds must be finite and nonnegative, got {SHORTENED.repr(seconds)}"
+    if not isinstance(history, list) or not all(
+        isinstance(record, dict) and _is_number(record.get("step"), (int,))
+        for record in history
+    ):
+        return "history must be a list of records, each with its step"
+    evaluated = [0, *(record["step"] for record in history)]
+    if any(one >= other for one, other in pairwise([*evaluated, step + 1])):
+        found = SHORTENED.repr(evaluated[1:])
+        return f"the steps of its history must increase up to {step}, got {found}"
+    if not isinstance(running, dict) or not all(map(_is_number, running.values())):
+        return "running must hold finite numbers"
+    if step == evaluated[-1]:
+        return "running must be empty after an evaluation" if running else None
+    if "loss" not in running or not running.get("count", 0) > 0:
+        return "running must hold a loss and a positive count between evaluations"
+    return None
+
+
+def _is_number(x: Any, kinds: tuple[type, ...] = (int, float)) -> bool:
+    # JSON may hold NaN, infinities, and integers too large for a float.
+    return type(x) in kinds and abs(x) <= sys.float_info.max
 
 
 def _check_identity(

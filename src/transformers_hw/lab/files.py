@@ -71,8 +71,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         header = json.loads(content[8 : 8 + length])["__metadata__"]
         if header["checksum"] != _checksum(tensors, header["metadata"]):
             raise ValueError("its content does not match its checksum")
-        return tensors, json.loads(header["metadata"])
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        metadata = json.loads(header["metadata"])
+        if not isinstance(metadata, dict):
+            raise TypeError("its metadata must be a JSON object")
+        return tensors, metadata
+    # Deep JSON is a RecursionError, an odd shape another RuntimeError.
+    except (SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise DamagedFileError(
             f"{path} is damaged, or was not written by this program: {error!r}."
         ) from error

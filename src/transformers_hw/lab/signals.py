@@ -1,4 +1,4 @@
-"""Stopping on SIGINT or SIGTERM: finish the step, save a checkpoint, then exit."""
+"""Stopping on a signal: finish the step, save a checkpoint, then exit."""
 
 import os
 import signal
@@ -6,12 +6,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Sent when a terminal is closed. Windows has no such signal.
+HANGUP = getattr(signal, "SIGHUP", None)
+
 
 class Stopped(SystemExit):
     """Training stopped on a signal, after saving a checkpoint.
 
-    The exit code is the one that shells use for the signal: 130 after SIGINT, 143
-    after SIGTERM.
+    The exit code is the one that shells use for the signal: 129 after SIGHUP, 130 after
+    SIGINT, 143 after SIGTERM.
     """
 
     def __init__(self, number: int) -> None:
@@ -27,7 +30,9 @@ class StopRequest:
 
 @contextmanager
 def handle_signals() -> Iterator[StopRequest]:
-    """Record the first SIGINT or SIGTERM as a request; exit at once on the second.
+    """Record the first SIGINT, SIGTERM or SIGHUP as a request; exit on the second.
+
+    Under `nohup`, SIGHUP stays ignored.
 
     Yields:
         The request, to be checked between steps.
@@ -35,14 +40,17 @@ def handle_signals() -> Iterator[StopRequest]:
     request = StopRequest()
 
     def handle(number: int, _: object) -> None:
-        if request.number:
+        # A closed terminal may send several, none of which is impatience.
+        if request.number and number != HANGUP:
             os._exit(128 + number)
-        request.number = number
+        request.number = request.number or number
 
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN:
+        numbers.append(HANGUP)
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield request

@@ -34,7 +34,7 @@ from transformers_hw.lab.optimization import (
     learning_rate,
     make_optimizer,
 )
-from transformers_hw.lab.progress_bar import progress_bar
+from transformers_hw.lab.progress_bar import lenient_output, progress_bar
 from transformers_hw.lab.seeds import derived_seed
 from transformers_hw.lab.signals import Stopped, StopRequest, handle_signals
 
@@ -44,6 +44,7 @@ CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "weights.safetensors"
 Callback = Callable[[nn.Module, int, Any], Mapping[str, Any]]
 
 
+@lenient_output()
 def train(
     model: nn.Module,
     batches: Batches,
@@ -111,7 +112,8 @@ def train(
         distributed.barrier()
         request = stack.enter_context(handle_signals())
         identity = {**config.identity(), **(identity or {})}
-        progress = load_checkpoint(path, model, optimizer, identity) or Progress()
+        progress = load_checkpoint(path, model, optimizer, identity, total)
+        progress = progress or Progress()
         if progress.history and progress.history[-1]["step"] == total:
             if distributed.is_main:
                 tqdm.write(f"{name}: already trained")
