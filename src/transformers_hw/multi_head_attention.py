@@ -13,6 +13,7 @@ $C = X$ this is self-attention, otherwise cross-attention.
 
 import warnings
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -102,6 +103,25 @@ class KeyValueCache:
         return buffer
 
 
+@dataclass(frozen=True)
+class MultiHeadAttentionConfig:
+    """The settings of multi-head attention, from which it can be built again.
+
+    `MultiHeadAttention(**asdict(config))` does so; its arguments are described there.
+    """
+
+    dim: int
+    heads: int
+    context_dim: int
+    values_dim: int
+    head_dim: int
+    value_head_dim: int
+    output_dim: int
+    bias: tuple[str, ...]
+    scale: float | None
+    dropout: float
+
+
 class MultiHeadAttention(nn.Module):
     r"""Project, attend in each head, concatenate, project back.
 
@@ -183,6 +203,18 @@ class MultiHeadAttention(nn.Module):
         if scale is not None:
             check_scale("scale", scale)
         with_bias = _named_projections(bias)
+        self.config = MultiHeadAttentionConfig(
+            dim,
+            heads,
+            context_dim,
+            values_dim,
+            head_dim,
+            value_head_dim,
+            output_dim,
+            tuple(name for name in PROJECTIONS if name in with_bias),
+            scale,
+            dropout,
+        )
         self.dim, self.context_dim, self.values_dim = dim, context_dim, values_dim
         self.heads = heads
         self.scale = scale
