@@ -85,14 +85,10 @@ def test_every_answer_has_tests_of_its_own_on_the_page_of_evidence(
 
 def test_the_index_lists_every_question_by_course_and_by_chapter(folder: Path) -> None:
     page = (folder / "questions/index.html").read_text("utf-8")
-    rows = re.findall(r"<tr>\s*<td><code>([^<]+)</code>(.*?)</tr>", page, re.S)
     ids = [question["id"] for question in QUESTIONS]
-    assert sorted(id_ for id_, _ in rows) == sorted(ids * 2)
-    for id_, row in rows:
-        assert f'#{id_}"' in row
-        assert re.search(r'href="\.\./source/tests/[^"]+#L\d+"', row), id_
-        assert 'href="../reference/' in row, id_
-    assert "#figure-" in page
+    for kind in (r"\.\./chapters/\w+/#", r"\.\./evidence/#evidence-"):
+        found = re.findall(rf'href="{kind}([\w.-]+)"', page)
+        assert sorted(found) == sorted(ids * 2)
 
 
 def test_every_erratum_is_on_its_chapters_page_and_in_the_list(folder: Path) -> None:

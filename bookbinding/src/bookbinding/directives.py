@@ -20,7 +20,7 @@ from markdown.inlinepatterns import InlineProcessor
 from markdown.util import AtomicString
 from mkdocs.plugins import get_plugin_logger
 
-from bookbinding.project import Project
+from bookbinding.project import Project, unquoted
 
 BLOCK = re.compile(
     r" {0,3}\[\[(?P<name>[a-z]+)\b(?P<argument>.*?)\]\][ ]*(?:\n|\Z)"
@@ -90,9 +90,8 @@ class _BlockDirective(BlockProcessor):
         name, argument, quoted, rest = BLOCK.match(blocks.pop(0)).groups()  # type: ignore
         if rest.strip():
             blocks.insert(0, rest)
-        quoted = re.sub(r"^[ ]*>[ ]?", "", quoted, flags=re.M).strip()
         own = self.directives
-        context = Context(own.project, own.page, self.parser.md, quoted)
+        context = Context(own.project, own.page, self.parser.md, unquoted(quoted))
         try:
             own.blocks[name](context, parent, " ".join(argument.split()))
         except (KeyError, ValueError) as error:

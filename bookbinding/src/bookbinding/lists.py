@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Callable, Iterable
-from pathlib import PurePosixPath
 from xml.etree.ElementTree import Element
 
 from bookbinding import glossary, ledger, parts
@@ -20,6 +20,7 @@ def listed(context: Context, parent: Element, name: str) -> None:
     lists: dict[str, Callable[[Context, Element], None]] = {
         "questions": questions,
         "errata": errata,
+        "asked": asked,
         "evidence": evidence,
         "examples": examples,
         "ledger": ledger.ledger,
@@ -57,7 +58,7 @@ def tables(
     groups: Iterable[tuple[str, list[Question]]], project: Project, page: str
 ) -> str:
     """Return a table for each group of questions."""
-    head = "| Question | Tests, by line | Figures | Code |\n|---|---|---|---|\n"
+    head = "| Question | In one line | Evidence |\n|---|---|---|\n"
     return "\n\n".join(
         f"**{title}**\n\n" + head + "\n".join(row(one, project, page) for one in group)
         for title, group in groups
@@ -66,27 +67,39 @@ def tables(
 
 
 def row(question: Question, project: Project, page: str) -> str:
-    """Return a question's line: its answer, tests, figures and code."""
-    answer = project.answer(question.id)
-    if answer is None:
-        return f"| `{question.id}` {question.title} | not answered | | |"
-    title = f"[{question.title}]({link(page, answer.page, question.id)})"
+    """Return a question's line: its answer in one sentence, and its tests."""
+    if project.answer(question.id) is None:
+        return f"| {question.number} {question.title} | not answered | |"
+    title = f"[{question.title}]({link(page, question.page, question.id)})"
     worth = f" ({question.worth})" if question.worth else ""
-    lines: dict[str, list[str]] = {}
-    for test in project.evidence(question.id):
-        name = PurePosixPath(test.path).stem.removeprefix("test_")
-        place = f"[{test.line}]({parts.line_of(test, page)})"
-        lines.setdefault(name, []).append(place)
-    tests = "; ".join(f"`{name}` {', '.join(found)}" for name, found in lines.items())
-    chapter = PurePosixPath(answer.page).stem
-    figures = ", ".join(
-        f"[{name.removeprefix(f'{chapter}-')}]"
-        f"({link(page, answer.page, f'figure-{name}')})"
-        for name in answer.figures
-    )
-    code = ", ".join(f"[`{o.rpartition('.')[2]}`][{o}]" for o in answer.objects)
-    code = code or f"[`{chapter}`]({link(page, f'reference/{chapter}.md')})"
-    return f"| `{question.id}` {title}{worth} | {tests} | {figures} | {code} |"
+    _, answer = project.boxes.get(question.id, ("", ""))
+    tests = len(project.evidence(question.id))
+    evidence = link(page, parts.EVIDENCE_PAGE, f"evidence-{question.id}")
+    count = f"[{tests} test{'' if tests == 1 else 's'}]({evidence})"
+    return f"| {question.number} {title}{worth} | {first_sentence(answer)} | {count} |"
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of Markdown, without links to other parts of a page."""
+    text = " ".join(re.split(r"\n\s*\n", text)[0].split())
+    text = re.sub(r"\s*\(?\$\\eqref\{[^}]*\}\$\)?", "", text)
+    text = re.sub(r"\[\[[^\]]*\]\]|\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    found = re.match(r"(?:\$[^$]*\$|`[^`]*`|[^$`])*?[.:](?=\s|$)", text)
+    return (found[0] if found else text).replace("|", "\\vert ").rstrip(":")
+
+
+def asked(context: Context, parent: Element) -> None:
+    """List the questions without their answers, by document."""
+    source = ""
+    for one in context.project.questions.values():
+        if one.source != source:
+            source = one.source
+            context.parse(parent, f"## {one.course}\n\n{one.place}\n{{ .byline }}")
+        words, _ = context.project.boxes.get(one.id, ("", ""))
+        answer = link(context.page, one.page, one.id)
+        worth = f" · {one.worth}" if one.worth else ""
+        heading = f"**{one.number} [{one.title}]({answer})**{worth}"
+        context.parse(parent, f"{heading}\n\n{words}")
 
 
 def errata(context: Context, parent: Element) -> None:

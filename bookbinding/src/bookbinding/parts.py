@@ -23,7 +23,7 @@ TESTS_NAMED = 2
 EVIDENCE_PAGE = "evidence.md"
 SVG_HEAD = re.compile(r"<svg\b.*?</title>.*?<desc\b.*?</desc>", re.S)
 RELATIVE_LINK = re.compile(r"\]\((?!https?:|/)([^)\s]*)\)")
-NUMBER = re.compile(r'(\S+)\s+(?:"([^"]+)"|(\S+))(?:\s+(\S+))?')
+NUMBER = re.compile(r"(\S+)\s+(\S+)(?:\s+(\S+))?")
 
 
 def question(context: Context, parent: Element, id_: str) -> None:
@@ -314,7 +314,7 @@ def number(context: Context, argument: str) -> Element:
     parts = NUMBER.fullmatch(argument)
     if parts is None:
         raise ValueError(f"write [[number chapter path format]], not {argument!r}")
-    chapter, path, spec = parts[1], parts[2] or parts[3], parts[4] or ""
+    chapter, path, spec = parts[1], parts[2], parts[3] or ""
     value = runs.value_at(known_run(context, chapter), path)
     made = Element("data", {"value": str(value)})
     made.text = AtomicString(runs.formatted(value, spec))

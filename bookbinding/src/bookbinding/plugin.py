@@ -107,7 +107,7 @@ class Bookbinding(BasePlugin[Settings]):
         for typed, path, spec in runs.copied_numbers(
             NOT_PROSE.sub(" ", html), run or {}
         ):
-            use = f'[[number {chapter} "{path}" {spec}]]'
+            use = f"[[number {chapter} {path} {spec}]]"
             log.warning("%s: %s is typed by hand: write %s", name, typed, use)
 
     @event_priority(50)

@@ -19,6 +19,7 @@ from bookbinding import questions
 HEADING = re.compile(r'<h3 class="question" id="([^"]+)">')
 FIGURE = re.compile(r'<figure class="(?:book|diagram)" id="figure-([^"]+)">')
 SHOWN = re.compile(r"^ {0,3}\[\[(?:figure|diagram)\s+([\w/-]+)", re.M)
+BOX = re.compile(r"^\[\[question ([\w.-]+)\]\]\n((?:>.*\n?)+)", re.M)
 ERRATUM = re.compile(r'id="erratum-([^"]+)"')
 OBJECT = re.compile(r'<autoref [^>]*identifier="(transformers_hw\.[\w.]+)"')
 
@@ -121,6 +122,17 @@ class Project:
                 found[name] = page, f"{number}.{count}"
         return found
 
+    @cached_property
+    def boxes(self) -> dict[str, tuple[str, str]]:
+        """What each box asks and answers, in Markdown, by the question's id."""
+        found = {}
+        for chapter in self.chapters:
+            text = (self.docs / f"chapters/{chapter}.md").read_text("utf-8")
+            for id_, quoted in BOX.findall(text):
+                asked, _, answer = unquoted(quoted).partition("\n---\n")
+                found[id_] = asked.strip(), answer.strip()
+        return found
+
     def evidence(self, question: str) -> list[questions.Test]:
         """Return the tests that carry a question's marker."""
         return [test for test in self.tests if question in test.questions]
@@ -179,6 +191,11 @@ class Project:
             unknown = [name for name in erratum.tests if self.test(name) is None]
             if unknown or not erratum.tests:
                 yield f"{place} needs a test; there is none called {unknown}"
+
+
+def unquoted(text: str) -> str:
+    """Return what stands behind the `>` of each line."""
+    return re.sub(r"^[ ]*>[ ]?", "", text, flags=re.M).strip()
 
 
 def link(page: str, target: str, anchor: str = "") -> str:

@@ -30,24 +30,21 @@ def _read(path: Path, modified: int) -> Run:
 
 
 def value_at(record: Any, path: str) -> Any:
-    """Follow a dotted path; keys may hold spaces and dots, lists take numbers.
+    """Follow a path of keys, and of numbers in lists, that are joined by dots.
 
     Raises:
         KeyError: There is nothing at the path; the message says what there is.
     """
-    if not path:
-        return record
-    if isinstance(record, list):
-        head, _, rest = path.partition(".")
-        if re.fullmatch(r"-?\d+", head) and -len(record) <= int(head) < len(record):
-            return value_at(record[int(head)], rest)
-        raise KeyError(f"no {head!r} in a list of {len(record)}")
-    if not isinstance(record, dict):
-        raise KeyError(f"nothing below {record!r}")
-    for key in sorted(record, key=len, reverse=True):
-        if path == key or path.startswith(f"{key}."):
-            return value_at(record[key], path[len(key) + 1 :])
-    raise KeyError(f"no {path!r} among {', '.join(record)}")
+    for key in path.split("."):
+        if isinstance(record, list):
+            record = dict(enumerate(record))
+            key = int(key) if key.isdecimal() else key
+        if not isinstance(record, dict):
+            raise KeyError(f"nothing below {record!r}")
+        if key not in record:
+            raise KeyError(f"no {key!r} among {', '.join(map(str, record))}")
+        record = record[key]
+    return record
 
 
 def formatted(value: Any, spec: str) -> str:
