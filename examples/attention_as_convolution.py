@@ -37,7 +37,6 @@ from transformers_hw.lab.experiment import (
     Metrics,
     Part,
     Results,
-    count_parameters,
     minutes,
     run_parts,
     spread,
@@ -53,6 +52,7 @@ from transformers_hw.lab.plotting import (
     plot_runs,
 )
 from transformers_hw.lab.resnet import small_resnet
+from transformers_hw.summary import count_parameters
 from transformers_hw.transformer import gelu
 
 GAUSSIAN, RESNET = "gaussian", "resnet"

@@ -35,7 +35,6 @@ from transformers_hw.lab.experiment import (
     Metrics,
     Part,
     Results,
-    count_parameters,
     minutes,
     run_parts,
     spread,
@@ -59,6 +58,7 @@ from transformers_hw.probes import (
     patch_filters,
     position_similarity,
 )
+from transformers_hw.summary import count_parameters
 from transformers_hw.vision_transformer import Pool
 
 PERCENTS = (10, 1, 100)

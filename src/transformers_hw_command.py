@@ -113,8 +113,8 @@ def list_chapters() -> str:
     for number, name in enumerate(CHAPTERS, start=1):
         module = _package() / f"{name}.py"
         module = module if module.exists() else _package() / name / "__init__.py"
-        told = ast.get_docstring(ast.parse(module.read_text("utf-8"))) or ""
-        about = told.partition("\n")[0].rstrip(".")
+        text = ast.get_docstring(ast.parse(module.read_text("utf-8"))) or ""
+        about = text.partition("\n")[0].rstrip(".")
         lines.append(f"{number}  {name:{width}}  {count[name]:9}  {about}")
     return "\n".join([*lines, f"{count.total()} questions in all.", ""])
 

@@ -11,7 +11,6 @@ The queries come from $X$, the keys and values from the context $C$: with
 $C = X$ this is self-attention, otherwise cross-attention.
 """
 
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,14 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transformers_hw._engine.arguments import check_dropout, check_scale, check_sizes
+from transformers_hw._engine.arguments import (
+    check_dropout,
+    check_scale,
+    check_sizes,
+    named_parts,
+    share_of_head,
+    warn_if_all_is_padding,
+)
 from transformers_hw._engine.kernels import intersect
 from transformers_hw._engine.shapes import check_shape, checked
 from transformers_hw.attention import dot_product_attention
@@ -180,19 +186,14 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(dim=dim, heads=heads)
-        if head_dim is None:
-            if dim % heads:
-                raise ValueError(
-                    f"dim must be divisible by heads, got dim {dim} and {heads} heads; "
-                    "head_dim sets a width that does not depend on dim."
-                )
-            head_dim = dim // heads
+        head_dim = share_of_head(dim, heads) if head_dim is None else head_dim
         context_dim = dim if context_dim is None else context_dim
         values_dim = context_dim if values_dim is None else values_dim
         value_head_dim = head_dim if value_head_dim is None else value_head_dim
         output_dim = dim if output_dim is None else output_dim
         check_sizes(
+            dim=dim,
+            heads=heads,
             context_dim=context_dim,
             values_dim=values_dim,
             head_dim=head_dim,
@@ -202,7 +203,7 @@ class MultiHeadAttention(nn.Module):
         check_dropout(dropout)
         if scale is not None:
             check_scale("scale", scale)
-        with_bias = _named_projections(bias)
+        with_bias = named_parts("bias", bias, PROJECTIONS)
         self.config = MultiHeadAttentionConfig(
             dim,
             heads,
@@ -262,7 +263,9 @@ class MultiHeadAttention(nn.Module):
         context: Float[Tensor, "b k {self.context_dim}"] | None = None,
         values: Float[Tensor, "b k {self.values_dim}"] | None = None,
         *,
-        mask: Bool[Tensor, "*#b_h #q #keys"] | None = None,
+        mask: Bool[Tensor, "#q #keys"]
+        | Bool[Tensor, "#b #{self.heads} #q #keys"]
+        | None = None,
         padding_mask: Bool[Tensor, "b keys"] | None = None,
         bias: Float[Tensor, "*#b_h #q #keys"] | None = None,
         causal: bool = False,
@@ -305,12 +308,10 @@ class MultiHeadAttention(nn.Module):
         contents = source if values is None else values
         stored = 0 if cache is None or context is not None else cache.length
         keys = stored + source.shape[1]
-        if mask is not None:
-            _check_mask(mask, (query.shape[0], self.heads, query.shape[1], keys))
         if padding_mask is not None:
             check_shape("padding_mask", padding_mask, query.shape[0], keys)
             if cache is None:
-                _warn_if_all_is_padding(padding_mask)
+                warn_if_all_is_padding(padding_mask)
             mask = intersect(mask, rearrange(padding_mask, "b k -> b 1 1 k"))
         key, value = self._keys_and_values(
             source, contents, padding_mask, cache, fixed=context is not None
@@ -374,35 +375,3 @@ class MultiHeadAttention(nn.Module):
         """Show the heads in `repr`."""
         scale = "" if self.scale is None else f", scale={self.scale}"
         return f"{self.dim}, heads={self.heads}, dropout={self.dropout}{scale}"
-
-
-def _named_projections(bias: bool | Collection[str]) -> Collection[str]:
-    if isinstance(bias, bool):
-        return PROJECTIONS if bias else ()
-    if isinstance(bias, str) or not set(bias) <= set(PROJECTIONS):
-        raise ValueError(
-            f"bias must be True, False or names among {PROJECTIONS}, got {bias!r}."
-        )
-    return bias
-
-
-def _check_mask(mask: Tensor, scores: tuple[int, int, int, int]) -> None:
-    aligned = zip(reversed(mask.shape), reversed(scores), strict=False)
-    fits = all(size in (1, wanted) for size, wanted in aligned)
-    if mask.dim() not in (2, 4) or not fits:
-        raise ValueError(
-            "mask must be (q, k) or (b, heads, q, k), where any may be 1: "
-            f"{scores[2:]} or {scores}, got shape {tuple(mask.shape)}."
-        )
-
-
-def _warn_if_all_is_padding(padding_mask: Tensor) -> None:
-    if padding_mask.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    # In PyTorch's convention, the longest sequence of a batch is all False.
-    if not padding_mask.any(dim=1).all():
-        warnings.warn(
-            "padding_mask hides every token of a sequence. True marks a real token "
-            "here; in PyTorch's key_padding_mask it marks padding.",
-            stacklevel=4,
-        )

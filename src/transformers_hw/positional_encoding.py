@@ -7,7 +7,7 @@ concatenated with them, $[X \; P]$. Relative positions enter the scores instead.
 """
 
 import math
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +16,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
+    Device,
+    Factory,
     check_choice,
     check_lengths,
     check_sizes,
+    height_and_width,
 )
 from transformers_hw._engine.shapes import checked
 
 Combination = Literal["add", "concatenate"]
-Device = torch.device | str | None
 
 
 class _Encoding(nn.Module):
@@ -64,9 +66,11 @@ class PositionalEncoding(_Encoding):
         ValueError: If `dim` is not positive or `combine` is neither of the two.
     """
 
+    @checked
     def __init__(self, dim: int, *, combine: Combination = "add") -> None:
         super().__init__(dim, combine=combine)
 
+    @checked
     def embeddings(
         self, length: int, *, start: int = 0, device: Device = None
     ) -> Float[Tensor, "length p"]:
@@ -114,7 +118,7 @@ class OneHotPositions(PositionalEncoding):
     $n$, and positions past the last have no embedding.
 
     Args:
-        length: Number of positions $n$, and the width of an embedding.
+        max_length: Number of positions $n$, and the width of an embedding.
         combine: How to combine with the tokens.
 
     Examples:
@@ -123,9 +127,13 @@ class OneHotPositions(PositionalEncoding):
                 [0., 0., 0., 1.]])
     """
 
-    def __init__(self, length: int, *, combine: Combination = "concatenate") -> None:
-        super().__init__(length, combine=combine)
+    @checked
+    def __init__(
+        self, max_length: int, *, combine: Combination = "concatenate"
+    ) -> None:
+        super().__init__(max_length, combine=combine)
 
+    @checked
     def embeddings(
         self, length: int, *, start: int = 0, device: Device = None
     ) -> Float[Tensor, "length p"]:
@@ -166,6 +174,7 @@ class SinusoidalPositions(PositionalEncoding):
         ](https://arxiv.org/abs/1706.03762), section 3.5.
     """
 
+    @checked
     def __init__(
         self, dim: int, *, base: float = 10_000.0, combine: Combination = "add"
     ) -> None:
@@ -176,11 +185,17 @@ class SinusoidalPositions(PositionalEncoding):
             raise ValueError(f"base must be positive and finite, got {base}.")
         self.base = base
 
+    def extra_repr(self) -> str:
+        """Show the width and the base in `repr`."""
+        return f"{super().extra_repr()}, base={self.base:g}"
+
+    @checked
     def frequencies(self, *, device: Device = None) -> Float[Tensor, " pairs"]:
         r"""Return $\omega_0, \dots, \omega_{p/2-1}$."""
         i = torch.arange(self.dim // 2, dtype=_exact(device), device=device)
         return self.base ** (-2.0 * i / self.dim)
 
+    @checked
     def embeddings(
         self, length: int, *, start: int = 0, device: Device = None
     ) -> Float[Tensor, "length p"]:
@@ -191,6 +206,7 @@ class SinusoidalPositions(PositionalEncoding):
         angles = torch.outer(at, omega)
         return rearrange([angles.sin(), angles.cos()], "two n i -> n (i two)")
 
+    @checked
     def shift_matrix(self, offset: int) -> Float[Tensor, "p p"]:
         r"""Return the matrix that shifts every embedding by `offset` positions.
 
@@ -232,41 +248,41 @@ class LearnedPositions(PositionalEncoding):
     embedding it started with.
 
     Args:
-        length: Number of positions.
+        max_length: Number of positions.
         dim: Width of an embedding.
         combine: How to combine with the tokens.
         std: Standard deviation of the initial embeddings.
-        device: Device of the parameters.
-        dtype: Dtype of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Raises:
-        ValueError: If `length` or `dim` is not positive.
+        ValueError: If `max_length` or `dim` is not positive.
 
     Examples:
         >>> LearnedPositions(7, 5)(torch.zeros(2, 3, 5)).shape
         torch.Size([2, 3, 5])
     """
 
+    @checked
     def __init__(
         self,
-        length: int,
+        max_length: int,
         dim: int,
         *,
         combine: Combination = "add",
         std: float = 0.02,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__(dim, combine=combine)
-        check_sizes(length=length)
+        check_sizes(max_length=max_length)
         self.std = std
-        self.weight = nn.Parameter(torch.empty(length, dim, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(max_length, dim, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the embeddings anew."""
         nn.init.trunc_normal_(self.weight, std=self.std)
 
+    @checked
     def embeddings(
         self, length: int, *, start: int = 0, device: Device = None
     ) -> Float[Tensor, "length p"]:
@@ -282,6 +298,7 @@ class LearnedPositions(PositionalEncoding):
 class _GridEncoding(_Encoding):
     """Combine a grid of tokens with the embeddings of its cells."""
 
+    @checked
     def embeddings(
         self, grid: tuple[int, int], *, device: Device = None
     ) -> Float[Tensor, "rows columns p"]:
@@ -321,6 +338,7 @@ class SinusoidalPositions2D(_GridEncoding):
         torch.Size([2, 3, 8])
     """
 
+    @checked
     def __init__(
         self, dim: int, *, base: float = 10_000.0, combine: Combination = "add"
     ) -> None:
@@ -329,6 +347,7 @@ class SinusoidalPositions2D(_GridEncoding):
             raise ValueError(f"dim must be a positive multiple of 4, got {dim}.")
         self.axis = SinusoidalPositions(dim // 2, base=base)
 
+    @checked
     def embeddings(
         self, grid: tuple[int, int], *, device: Device = None
     ) -> Float[Tensor, "rows columns p"]:
@@ -352,8 +371,7 @@ class LearnedPositions2D(_GridEncoding):
         dim: Width of an embedding.
         combine: How to combine with the tokens.
         std: Standard deviation of the initial embeddings.
-        device: Device of the parameters.
-        dtype: Dtype of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Raises:
         ValueError: If `grid` or `dim` is not positive.
@@ -367,6 +385,7 @@ class LearnedPositions2D(_GridEncoding):
         ](https://arxiv.org/abs/2010.11929), section 3.2, for the resampling.
     """
 
+    @checked
     def __init__(
         self,
         grid: tuple[int, int],
@@ -374,30 +393,28 @@ class LearnedPositions2D(_GridEncoding):
         *,
         combine: Combination = "add",
         std: float = 0.02,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__(dim, combine=combine)
-        self.grid = _grid(grid)
+        self.grid = height_and_width("grid", grid)
         self.std = std
-        table = torch.empty(*self.grid, dim, device=device, dtype=dtype)
-        self.weight = nn.Parameter(table)
+        self.weight = nn.Parameter(torch.empty(*self.grid, dim, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the embeddings anew."""
         nn.init.trunc_normal_(self.weight, std=self.std)
 
+    @checked
     def embeddings(
         self, grid: tuple[int, int] | None = None, *, device: Device = None
     ) -> Float[Tensor, "rows columns p"]:
         """Return the embeddings of a grid, resampled if it is another one."""
-        if grid is None or _grid(grid) == self.grid:
+        size = self.grid if grid is None else height_and_width("grid", grid)
+        if size == self.grid:
             return self.weight
         image = rearrange(self.weight, "i j p -> 1 p i j")
-        resampled = F.interpolate(
-            image, size=_grid(grid), mode="bicubic", align_corners=False
-        )
+        resampled = F.interpolate(image, size=size, mode="bicubic")
         return rearrange(resampled, "1 p i j -> i j p")
 
     def extra_repr(self) -> str:
@@ -420,8 +437,7 @@ class AxialPositions2D(_GridEncoding):
         dim: Width of an embedding, an even number.
         combine: How to combine with the tokens.
         std: Standard deviation of the initial embeddings.
-        device: Device of the parameters.
-        dtype: Dtype of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Raises:
         ValueError: If `grid` is not positive, or `dim` is not positive and even.
@@ -436,6 +452,7 @@ class AxialPositions2D(_GridEncoding):
         embedding".
     """
 
+    @checked
     def __init__(
         self,
         grid: tuple[int, int],
@@ -443,22 +460,22 @@ class AxialPositions2D(_GridEncoding):
         *,
         combine: Combination = "add",
         std: float = 0.02,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__(dim, combine=combine)
         if dim % 2:
             raise ValueError(f"dim must be positive and even, got {dim}.")
-        self.grid = _grid(grid)
-        half = {"std": std, "device": device, "dtype": dtype}
-        self.rows = LearnedPositions2D((self.grid[0], 1), dim // 2, **half)
-        self.columns = LearnedPositions2D((1, self.grid[1]), dim // 2, **half)
+        self.grid = height_and_width("grid", grid)
+        rows, columns = (self.grid[0], 1), (1, self.grid[1])
+        self.rows = LearnedPositions2D(rows, dim // 2, std=std, **factory)
+        self.columns = LearnedPositions2D(columns, dim // 2, std=std, **factory)
 
+    @checked
     def embeddings(
         self, grid: tuple[int, int] | None = None, *, device: Device = None
     ) -> Float[Tensor, "rows columns p"]:
         """Return the embeddings of a grid, resampled if it is another one."""
-        rows, columns = self.grid if grid is None else grid
+        rows, columns = height_and_width("grid", self.grid if grid is None else grid)
         return _outer(
             self.rows.embeddings((rows, 1))[:, 0],
             self.columns.embeddings((1, columns))[0],
@@ -479,8 +496,7 @@ class RelativePositionBias(nn.Module):
     Args:
         heads: Number of heads.
         max_distance: $m$, the largest distance with an entry of its own.
-        device: Device of the parameters.
-        dtype: Dtype of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Raises:
         ValueError: If `heads` or `max_distance` is not positive.
@@ -496,25 +512,22 @@ class RelativePositionBias(nn.Module):
         ](https://arxiv.org/abs/1910.10683), section 2.1, add a number to the score.
     """
 
+    @checked
     def __init__(
-        self,
-        heads: int,
-        max_distance: int,
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        self, heads: int, max_distance: int, **factory: Unpack[Factory]
     ) -> None:
         super().__init__()
         check_sizes(heads=heads, max_distance=max_distance)
-        self.max_distance = max_distance
+        self.heads, self.max_distance = heads, max_distance
         shape = (heads, 2 * max_distance + 1)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(shape, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set all entries to zero, so that scores ignore the distance at first."""
         nn.init.zeros_(self.weight)
 
+    @checked
     def forward(
         self, queries: int, keys: int | None = None
     ) -> Float[Tensor, "heads queries keys"]:
@@ -533,6 +546,10 @@ class RelativePositionBias(nn.Module):
         index = distance.clamp(-self.max_distance, self.max_distance)
         return self.weight[:, index + self.max_distance]
 
+    def extra_repr(self) -> str:
+        """Show the sizes in `repr`."""
+        return f"{self.heads}, max_distance={self.max_distance}"
+
 
 def _exact(device: Device) -> torch.dtype:
     # In float32 the angle of position one million is off by 0.06 radians. Apple's
@@ -545,14 +562,6 @@ def _outer(by_row: Tensor, by_column: Tensor) -> Tensor:
     rows = repeat(by_row, "i p -> i j p", j=len(by_column))
     columns = repeat(by_column, "j p -> i j p", i=len(by_row))
     return torch.cat([rows, columns], dim=-1)
-
-
-def _grid(grid: tuple[int, int]) -> tuple[int, int]:
-    if not isinstance(grid, tuple | list) or len(grid) != 2:
-        raise ValueError(f"grid must be (rows, columns), got {grid!r}.")
-    rows, columns = grid
-    check_sizes(rows=rows, columns=columns)
-    return rows, columns
 
 
 def _check_span(length: int, start: int, *, available: int | None) -> None:

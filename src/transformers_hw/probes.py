@@ -26,6 +26,7 @@ from transformers_hw.vision_transformer import PatchEmbedding
 
 
 @contextmanager
+@checked
 def capture_weights(
     model: nn.Module,
 ) -> Iterator[dict[str, list[Tensor]]]:
@@ -62,8 +63,6 @@ def capture_weights(
         >>> {name: [tuple(w.shape) for w in calls] for name, calls in weights.items()}
         {'layers.0.attention': [(2, 3, 5, 5)], 'layers.1.attention': [(2, 3, 5, 5)]}
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}.")
     layers = {
         name: module
         for name, module in model.named_modules()
@@ -89,6 +88,7 @@ def capture_weights(
         yield captured
 
 
+@checked
 def attention_rollout(
     weights: Mapping[str, Sequence[Tensor]] | Sequence[Float[Tensor, "b _heads n n"]],
 ) -> Float[Tensor, "b n n"]:
@@ -260,6 +260,7 @@ def position_similarity(
     return einsum(directions, directions, "i j p, k l p -> i j k l")
 
 
+@checked
 def patch_filters(
     embedding: PatchEmbedding, count: int
 ) -> Float[Tensor, "count channels height width"]:
@@ -291,10 +292,6 @@ def patch_filters(
         Dosovitskiy et al. (2021), [An Image is Worth 16x16 Words
         ](https://arxiv.org/abs/2010.11929), figure 7, left.
     """
-    if not isinstance(embedding, PatchEmbedding):
-        raise TypeError(
-            f"embedding must be a PatchEmbedding, got {type(embedding).__name__}."
-        )
     filters = widen(embedding.proj.weight.detach())
     check_sizes(count=count)
     available = min(len(filters) - 1, filters.shape[1])

@@ -36,17 +36,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
+    Device,
     check_choice,
+    check_lengths,
     check_one_dtype,
     check_scale,
     check_sizes,
     describe,
+    share_of_head,
 )
 from transformers_hw._engine.shapes import check_shape, checked
 from transformers_hw.multi_head_attention import KeyValueCache, MultiHeadAttention
 from transformers_hw.positional_encoding import OneHotPositions, PositionalEncoding
-
-Device = torch.device | str | None
 
 
 class SelfAttention(nn.Module):
@@ -110,16 +111,9 @@ class SelfAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(dim=dim, heads=heads)
-        if head_dim is None and dim % heads:
-            raise ValueError(f"dim must be divisible by heads, got {dim} and {heads}.")
+        check_sizes(dim=dim)
         joined = dim
         if positions is not None:
-            if not isinstance(positions, PositionalEncoding):
-                raise TypeError(
-                    "positions must be a PositionalEncoding, "
-                    f"got {describe(positions)}."
-                )
             if positions.combine == "concatenate":
                 joined = dim + positions.dim
             elif positions.dim != dim:
@@ -131,7 +125,7 @@ class SelfAttention(nn.Module):
         self.attention = MultiHeadAttention(
             joined,
             heads,
-            head_dim=dim // heads if head_dim is None else head_dim,
+            head_dim=share_of_head(dim, heads) if head_dim is None else head_dim,
             value_head_dim=value_head_dim,
             output_dim=dim if output_dim is None else output_dim,
             bias=bias,
@@ -193,6 +187,7 @@ class FixedLengthOneHotPositions(OneHotPositions):
     equal and silently return the mean of the values. Other lengths are an error here.
     """
 
+    @checked
     def embeddings(
         self, length: int, *, start: int = 0, device: Device = None
     ) -> Float[Tensor, "length p"]:
@@ -216,10 +211,10 @@ class ZeroPaddedSelfAttention(nn.Module):
         ValueError: If a number is negative.
     """
 
+    @checked
     def __init__(self, inner: SelfAttention, *, before: int, after: int) -> None:
         super().__init__()
-        if min(before, after) < 0:
-            raise ValueError(f"padding must not be negative, got {before} and {after}.")
+        check_lengths(before=before, after=after)
         self.inner = inner
         self.before, self.after = before, after
 
@@ -238,7 +233,12 @@ class ZeroPaddedSelfAttention(nn.Module):
         output, weights = self.inner(padded, return_weights=True)
         return output[:, inside], weights[:, :, inside]
 
+    def extra_repr(self) -> str:
+        """Show the padding in `repr`."""
+        return f"before={self.before}, after={self.after}"
 
+
+@checked
 def off_target_mass(length: int, sharpness: float) -> float:
     r"""Return the weight that a layer built here leaves on the wrong tokens.
 
@@ -265,6 +265,7 @@ def off_target_mass(length: int, sharpness: float) -> float:
     return others / (1.0 + others)
 
 
+@checked
 def identity_attention(
     length: int,
     dim: int,
@@ -304,6 +305,7 @@ def identity_attention(
     return pointwise_linear_attention(unchanged, length=length, sharpness=sharpness)
 
 
+@checked
 def permutation_attention(
     permutation: Sequence[int] | Int[Tensor, " n"],
     dim: int,
@@ -457,11 +459,11 @@ def convolution_attention(
     span = dilation * (taps - 1)
     before, after = span // 2, span - span // 2
     padded = padding_mode == "zeros"
-    places = torch.arange(length + span if padded else length, device=weight.device)
+    n = length + span if padded else length
     offsets = dilation * torch.arange(taps, device=weight.device) - before
-    targets = (rearrange(offsets, "tap -> tap 1") + places).clamp(0, len(places) - 1)
-    encoding = OneHotPositions if padded else FixedLengthOneHotPositions
-    positions = encoding(len(places))
+    query_at = torch.arange(n, device=weight.device)
+    targets = (rearrange(offsets, "tap -> tap 1") + query_at).clamp(0, n - 1)
+    positions = (OneHotPositions if padded else FixedLengthOneHotPositions)(n)
     # The taps could sit in the values as well, with identities stacked in the output.
     # That is smaller when the kernel has fewer channels out than in, but scattered.
     unchanged = torch.eye(channels, device=weight.device, dtype=weight.dtype)
@@ -487,13 +489,13 @@ def _attending_to(
     check_scale("sharpness", sharpness)
     if bias is not None:
         check_one_dtype(weight=output, bias=bias)
-    heads, places = targets.shape
+    heads, n = targets.shape
     width, dim = values.shape
     layer = SelfAttention(
         dim,
         heads,
         positions=positions,
-        head_dim=places,
+        head_dim=n,
         value_head_dim=width,
         output_dim=len(output),
         bias=() if bias is None else ("output",),
@@ -501,7 +503,7 @@ def _attending_to(
         device=values.device,
         dtype=values.dtype,
     )
-    one_hot = torch.eye(places, device=values.device, dtype=values.dtype)
+    one_hot = torch.eye(n, device=values.device, dtype=values.dtype)
     query = rearrange(one_hot[targets], "h position target -> (h target) position")
     key = repeat(one_hot, "target position -> (h target) position", h=heads)
     value = repeat(values, "v d -> (h v) d", h=heads)
@@ -509,7 +511,7 @@ def _attending_to(
     with torch.no_grad():
         built.query_proj.weight.copy_(F.pad(query, (dim, 0)))
         built.key_proj.weight.copy_(F.pad(key, (dim, 0)))
-        built.value_proj.weight.copy_(F.pad(value, (0, places)))
+        built.value_proj.weight.copy_(F.pad(value, (0, n)))
         built.output_proj.weight.copy_(output)
         if bias is not None:
             built.output_proj.bias.copy_(bias)

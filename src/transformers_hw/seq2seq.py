@@ -21,7 +21,7 @@ $$
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -30,21 +30,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
+    Factory,
     check_below,
     check_choice,
     check_sizes,
     check_token,
+    warn_if_all_is_padding,
 )
 from transformers_hw._engine.shapes import checked
 from transformers_hw.attention import dot_product_attention, softmax
 
 Cell = Literal["gru", "rnn"]
 Score = Literal["dot", "bilinear", "additive"]
-
-
-class _Factory(TypedDict, total=False):
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 class RNN(nn.Module):
@@ -75,7 +72,7 @@ class RNN(nn.Module):
 
     @checked
     def __init__(
-        self, input_dim: int, hidden_dim: int, **factory: Unpack[_Factory]
+        self, input_dim: int, hidden_dim: int, **factory: Unpack[Factory]
     ) -> None:
         super().__init__()
         check_sizes(input_dim=input_dim, hidden_dim=hidden_dim)
@@ -119,6 +116,7 @@ class RNN(nn.Module):
         """
         check_sizes(length=x.shape[1])
         if padding_mask is not None:
+            warn_if_all_is_padding(padding_mask)
             x = x.where(rearrange(padding_mask, "b n -> b n 1"), 0.0)
         steps = F.linear(x, self.weight_ih, self.bias_ih)
         if state is None:
@@ -223,7 +221,7 @@ class Alignment(nn.Module):
         memory_dim: int,
         *,
         score: Score,
-        **factory: Unpack[_Factory],
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         check_sizes(query_dim=query_dim, memory_dim=memory_dim)
@@ -268,6 +266,10 @@ class Alignment(nn.Module):
         weights = softmax(scores, mask=mask)
         context = einsum(weights, memory, "b q k, b k e -> b q e")
         return (context, weights) if return_weights else context
+
+    def extra_repr(self) -> str:
+        """Show the sizes and the score in `repr`."""
+        return f"{self.query_dim}, {self.memory_dim}, score={self.score!r}"
 
 
 @dataclass(frozen=True)
@@ -330,7 +332,7 @@ class Seq2Seq(nn.Module):
         cell: Cell = "gru",
         attention: Score | None = None,
         padding_token: int = 0,
-        **factory: Unpack[_Factory],
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         check_sizes(vocab_size=vocab_size, dim=dim, hidden_dim=hidden_dim)

@@ -7,10 +7,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from transformers_hw._engine.shapes import checked
 from transformers_hw.attention_as_convolution import ImageBert
+from transformers_hw.multi_head_attention import MultiHeadAttention
 from transformers_hw.pretrained import load_model
 from transformers_hw.seq2seq import Seq2Seq
-from transformers_hw.transformer import Bert, Transformer
+from transformers_hw.transformer import (
+    Bert,
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    Transformer,
+)
 from transformers_hw.vision_transformer import SIZES, VisionTransformer
 
 MODELS = {
@@ -21,6 +30,7 @@ MODELS = {
 }
 
 
+@checked
 def find_model(name: str) -> nn.Module:
     """Build a model by name, or load one from a file, to be summarized.
 
@@ -54,12 +64,13 @@ def find_model(name: str) -> nn.Module:
     )
 
 
+@checked
 def summarize(model: nn.Module, *, length: int = 128, depth: int = 3) -> str:
     """Return a table of a model's layers, with its parameters and operations.
 
     Args:
         model: A model of the book on the meta device, so that nothing is computed.
-        length: Number of tokens, for a model that reads text.
+        length: Number of tokens, for a model that reads sequences.
         depth: Number of levels of submodules to show.
 
     Returns:
@@ -90,34 +101,43 @@ def summarize(model: nn.Module, *, length: int = 128, depth: int = 3) -> str:
     for name, module in modules.items():
         # Parameters can be read, or belong to another method, without a call here.
         if name in shapes or any(True for _ in module.parameters(recurse=False)):
-            kind, size = type(module).__name__, f"{_parameters(module):,}"
+            kind, size = type(module).__name__, f"{count_parameters(module):,}"
             rows.append((name, kind, shapes.get(name, "–"), size))
     operations = counter.get_total_flops()
     shape = " and ".join(_shape(x) for x in inputs)
     return _table(rows) + (
-        f"{type(model).__name__}: {_parameters(model):,} parameters.\n"
+        f"{type(model).__name__}: {count_parameters(model):,} parameters.\n"
         f"For an input of {shape}: {operations:,} floating-point operations,\n"
         "where a multiplication and an addition count as two.\n"
     )
 
 
+@checked
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of a module's parameters."""
+    return sum(x.numel() for x in module.parameters())
+
+
 def _inputs(model: nn.Module, length: int) -> tuple[Tensor, ...]:
     if isinstance(model, VisionTransformer | ImageBert):
-        config = model.config
         # An image BERT takes images of any size; CIFAR-10 has 32 by 32 pixels.
-        size = getattr(config, "image_size", (32, 32))
-        dtype = next(model.parameters()).dtype
-        return (torch.empty(1, config.channels, *size, device="meta", dtype=dtype),)
-    text = torch.empty(1, length, dtype=torch.int64, device="meta")
-    return (text,) if isinstance(model, Bert) else (text, text)
+        size = getattr(model.config, "image_size", (32, 32))
+        return (_empty(model, 1, model.config.channels, *size),)
+    if isinstance(model, MultiHeadAttention):
+        widths = (model.dim, model.context_dim, model.values_dim)
+        return tuple(_empty(model, 1, length, width) for width in widths)
+    x = torch.empty(1, length, dtype=torch.int64, device="meta")
+    if isinstance(model, Encoder | EncoderLayer | Decoder | DecoderLayer):
+        x = _empty(model, 1, length, model.config.dim)
+    return (x,) if isinstance(model, Bert | Encoder | EncoderLayer) else (x, x)
+
+
+def _empty(model: nn.Module, *shape: int) -> Tensor:
+    return torch.empty(shape, device="meta", dtype=next(model.parameters()).dtype)
 
 
 def _shape(x: Tensor) -> str:
     return " × ".join(map(str, x.shape))
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(x.numel() for x in module.parameters())
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

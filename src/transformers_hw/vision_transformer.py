@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
+    Factory,
     check_choice,
     check_sizes,
     height_and_width,
@@ -77,8 +78,7 @@ class PatchEmbedding(nn.Module):
         patch_size: Height and width of a patch in pixels; one number for a square.
         channels: Number of channels of an image.
         dim: Width of a token.
-        device: Device of the parameters.
-        dtype: Dtype of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Raises:
         ValueError: If a size is not positive.
@@ -95,20 +95,14 @@ class PatchEmbedding(nn.Module):
 
     @checked
     def __init__(
-        self,
-        patch_size: int | tuple[int, int],
-        channels: int,
-        dim: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, patch_size: Size, channels: int, dim: int, **factory: Unpack[Factory]
     ) -> None:
         super().__init__()
         self.patch_size = height_and_width("patch_size", patch_size)
         check_sizes(channels=channels, dim=dim)
         self.channels = channels
         pixels = channels * self.patch_size[0] * self.patch_size[1]
-        self.proj = nn.Linear(pixels, dim, device=device, dtype=dtype)
+        self.proj = nn.Linear(pixels, dim, **factory)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -166,6 +160,20 @@ class PatchEmbedding(nn.Module):
     def extra_repr(self) -> str:
         """Show the patch size in `repr`."""
         return f"patch_size={self.patch_size}, channels={self.channels}"
+
+
+class VisionTransformerOptions(LayerOptions, total=False):
+    """The keywords that a preset passes on to `VisionTransformer`."""
+
+    dim: int
+    depth: int
+    heads: int
+    hidden_dim: int | None
+    channels: int
+    pool: Pool
+    class_token: bool | None
+    pooler: Pooler
+    positions: Positions
 
 
 @dataclass(frozen=True)
@@ -320,13 +328,14 @@ class VisionTransformer(nn.Module):
         self.reset_parameters()
 
     @classmethod
+    @checked
     def from_preset(
         cls,
         name: str,
         *,
         num_classes: int | None,
         image_size: Size = 224,
-        **options: Any,
+        **options: Unpack[VisionTransformerOptions],
     ) -> "VisionTransformer":
         """Build a model of a published size, with fresh weights.
 
@@ -358,16 +367,16 @@ class VisionTransformer(nn.Module):
             ](https://arxiv.org/abs/2012.12877), table 1, for Ti and S.
         """
         found = re.fullmatch(r"vit-(\w+)/([1-9]\d*)", name.lower())
-        sizes = {size.lower(): numbers for size, numbers in SIZES.items()}
-        if found is None or found[1] not in sizes:
+        presets = {size.lower(): numbers for size, numbers in SIZES.items()}
+        if found is None or found[1] not in presets:
             known = ", ".join(f"ViT-{size}" for size in SIZES)
             raise ValueError(
                 f"name must be one of {known}, a slash and the size of a patch, such "
                 f"as ViT-B/16, got {name!r}."
             )
-        dim, depth, heads = sizes[found[1]]
-        options = {"dim": dim, "depth": depth, "heads": heads, **options}
-        return cls(image_size, int(found[2]), num_classes=num_classes, **options)
+        dim, depth, heads = presets[found[1]]
+        sizes = {"dim": dim, "depth": depth, "heads": heads, **options}
+        return cls(image_size, int(found[2]), num_classes=num_classes, **sizes)
 
     def reset_parameters(self) -> None:
         """Draw small vectors and a small head; Glorot's rule for hidden layers."""
@@ -382,6 +391,7 @@ class VisionTransformer(nn.Module):
                     if projection.bias is not None:
                         nn.init.zeros_(projection.bias)
 
+    @checked
     def reset_head(self, num_classes: int | None) -> None:
         """Replace the head by a fresh one, to fine-tune the model on other classes.
 
@@ -413,6 +423,7 @@ class VisionTransformer(nn.Module):
         tokens = self.encoder(tokens)
         return self.head(self.pool(tokens))
 
+    @checked
     def embed(
         self, images: Float[Tensor, "b {self.config.channels} height width"]
     ) -> Float[Tensor, "b n {self.config.dim}"]:
@@ -427,6 +438,7 @@ class VisionTransformer(nn.Module):
             tokens = torch.cat([first, tokens], dim=1)
         return self.dropout(tokens)
 
+    @checked
     def encode(
         self, images: Float[Tensor, "b {self.config.channels} height width"]
     ) -> Float[Tensor, "b n {self.config.dim}"]:
@@ -457,6 +469,7 @@ class VisionTransformer(nn.Module):
         patches = tokens[:, 1:] if self.config.class_token else tokens
         return self.pooler(reduce(patches, "b n d -> b d", "mean"))
 
+    @checked
     def features(
         self, images: Float[Tensor, "b {self.config.channels} height width"]
     ) -> Float[Tensor, "b {self.config.dim}"]:

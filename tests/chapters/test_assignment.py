@@ -93,7 +93,7 @@ def test_the_output_projection_cannot_stand_inside_the_concatenation():
 
 
 @pytest.mark.question("eth-1a.2")
-def test_a_softmax_over_one_axis_of_the_keys_is_no_distribution():
+def test_a_softmax_over_one_axis_of_the_keys_is_not_a_distribution():
     rows, columns = 5, 7
     scores = torch.randn(rows, columns)  # of one query, for every key pixel
     assert scores.softmax(dim=-1).sum().item() == pytest.approx(rows)
@@ -167,9 +167,9 @@ def test_gaussian_weights_see_positions_and_no_contents():
 def test_the_encoding_is_a_square_whose_constant_is_minus_the_center_squared():
     center, alpha = torch.tensor([2.0, -3.0]).double(), 0.7
     encoding = RelativePositionalEmbedding(center[None], sharpness=alpha, dtype=F64)
-    codes = encoding.embeddings(5, 7)
-    scores = codes @ encoding.head_vectors()[0]
-    delta = codes[..., 1:]
+    embeddings = encoding.embeddings(5, 7)
+    scores = embeddings @ encoding.head_vectors()[0]
+    delta = embeddings[..., 1:]
     constant = -center.square().sum()
     square = -alpha * ((delta - center).square().sum(dim=-1) + constant)
     assert_equal(scores, square)
@@ -205,21 +205,22 @@ def test_the_expanded_square_loses_its_digits_in_half_precision():
 
 @pytest.mark.question("eth-2a")
 @pytest.mark.parametrize("kind", ["learned", "sinusoidal"])
-def test_absolute_codes_are_added_pixel_by_pixel(kind):
+def test_absolute_embeddings_are_added_pixel_by_pixel(kind):
     embedding = AbsolutePositionalEmbedding((5, 7), 8, kind=kind)
     x = torch.randn(2, 5, 7, 8)
-    codes = embedding.embeddings().float()
-    assert len(rearrange(codes, "i j d -> (i j) d").unique(dim=0)) == 35
-    torch.testing.assert_close(embedding(x), x + codes)
+    embeddings = embedding.embeddings().float()
+    assert len(rearrange(embeddings, "i j d -> (i j) d").unique(dim=0)) == 35
+    torch.testing.assert_close(embedding(x), x + embeddings)
 
 
 @pytest.mark.question("eth-2a")
-def test_absolute_codes_are_alike_where_pixels_are_near():
+def test_absolute_embeddings_of_nearby_pixels_are_similar():
     embedding = AbsolutePositionalEmbedding((9, 11), 32)
     canvas = Canvas()
     alike = visualize_abs_positional_embedding(embedding, (4, 5), axes=canvas)
-    codes = embedding.embeddings()
-    by_hand = F.cosine_similarity(codes[4, 5].expand_as(codes), codes, dim=-1)
+    embeddings = embedding.embeddings()
+    query = embeddings[4, 5].expand_as(embeddings)
+    by_hand = F.cosine_similarity(query, embeddings, dim=-1)
     torch.testing.assert_close(alike, by_hand)
     assert alike[4, 5] == alike.max() == pytest.approx(1.0)
     assert alike[4, 6] > alike[4, 8]
@@ -229,19 +230,19 @@ def test_absolute_codes_are_alike_where_pixels_are_near():
 
 
 @pytest.mark.question("eth-2a")
-def test_relative_codes_hold_distance_and_offset_of_every_pair():
-    codes = RelativePositionalEmbedding([(0, 0)]).embeddings(3, 4)
-    assert codes.shape == (3, 4, 3, 4, 3)
+def test_relative_embeddings_hold_distance_and_offset_of_every_pair():
+    embeddings = RelativePositionalEmbedding([(0, 0)]).embeddings(3, 4)
+    assert embeddings.shape == (3, 4, 3, 4, 3)
     for i, j, k, m in itertools.product(range(3), range(4), range(3), range(4)):
         down, right = i - k, j - m
-        assert codes[i, j, k, m].tolist() == [down**2 + right**2, down, right]
+        assert embeddings[i, j, k, m].tolist() == [down**2 + right**2, down, right]
 
 
 @pytest.mark.question("eth-1b.2")
 def test_there_are_few_offsets_so_few_scores_are_different():
     rows, columns = 5, 7
-    codes = RelativePositionalEmbedding([(0, 1)]).embeddings(rows, columns)
-    different = codes.reshape(-1, 3).unique(dim=0)
+    embeddings = RelativePositionalEmbedding([(0, 1)]).embeddings(rows, columns)
+    different = embeddings.reshape(-1, 3).unique(dim=0)
     assert len(different) == (2 * rows - 1) * (2 * columns - 1) < 4 * rows * columns
 
 
@@ -254,7 +255,7 @@ def test_the_hot_pixel_is_the_query_minus_the_center():
     assert hottest == [(1, 2), (3, 4)]
     assert canvases[0].title == "Δ = (1, 2)"
     torch.testing.assert_close(maps.sum(dim=(1, 2)), torch.ones(2))
-    # The layer of this book looks where its center points.
+    # The layer of this book attends to where its center points.
     layer = GaussianSelfAttention(1, 2, centers=[(-1, -2), (1, 0)], sharpness=3.0)
     torch.testing.assert_close(maps, layer.weights(5, 7)[:, 2, 4].detach())
 

@@ -256,10 +256,10 @@ def test_rollout_of_layers_that_see_nothing_is_the_identity():
 @settings(max_examples=20, deadline=None)
 @pytest.mark.question("quiz-2.8")
 def test_distances_match_a_sum_over_all_pairs(rows, columns, height, width):
-    places = list(itertools.product(range(rows), range(columns)))
+    centers = list(itertools.product(range(rows), range(columns)))
     away = [
-        [math.hypot((i - r) * height, (j - s) * width) for r, s in places]
-        for i, j in places
+        [math.hypot((i - r) * height, (j - s) * width) for r, s in centers]
+        for i, j in centers
     ]
     n, options = (
         rows * columns,
@@ -282,9 +282,9 @@ def test_distances_match_a_sum_over_all_pairs(rows, columns, height, width):
 
 
 @pytest.mark.question("quiz-2.8")
-def test_a_head_that_looks_nearby_has_a_small_attention_distance():
-    places = torch.cartesian_prod(torch.arange(5.0), torch.arange(7.0)).double()
-    away = torch.cdist(places, places)
+def test_a_head_that_attends_nearby_has_a_small_attention_distance():
+    centers = torch.cartesian_prod(torch.arange(5.0), torch.arange(7.0)).double()
+    away = torch.cdist(centers, centers)
     spreads = [
         attention_distance((-(away**2) / s).softmax(-1), (5, 7), class_token=False)
         for s in (0.1, 1.0, 10.0, 1e9)
@@ -296,7 +296,7 @@ def test_a_head_that_looks_nearby_has_a_small_attention_distance():
 
 @pytest.mark.question("quiz-2.8")
 def test_attention_distance_is_set_by_the_weights_not_by_the_depth():
-    """The first layer can look across the whole image; a 3×3 convolution cannot."""
+    """The first layer can attend across the whole image; a 3×3 convolution cannot."""
     sizes = {"num_classes": 2, "dim": 16, "depth": 2, "heads": 2, "channels": 1}
     model = VisionTransformer(20, 4, **sizes, **DOUBLE)
     images = torch.randn(3, 1, 20, 20, **DOUBLE)
@@ -311,8 +311,8 @@ def test_attention_distance_is_set_by_the_weights_not_by_the_depth():
     nn.init.zeros_(key_weight)
     uniform = distances()
     assert uniform.shape == (2, 2)  # one for each layer and head
-    places = torch.cartesian_prod(torch.arange(5.0), torch.arange(5.0)).double()
-    global_view = 4 * torch.cdist(places, places).mean()
+    centers = torch.cartesian_prod(torch.arange(5.0), torch.arange(5.0)).double()
+    global_view = 4 * torch.cdist(centers, centers).mean()
     assert_same(uniform[0], global_view.expand(2))
     nn.init.normal_(key_weight, std=3.0)
     assert (distances()[0] - global_view).abs().min() > 0.1
@@ -327,7 +327,7 @@ def test_what_the_class_token_takes_does_not_shorten_the_distance():
     assert_same(attention_distance(weights, (2, 3)), whole)
 
 
-def test_patches_that_look_at_no_patch_do_not_count():
+def test_patches_that_attend_to_no_patch_do_not_count():
     weights = torch.zeros(3, 3, **DOUBLE)
     weights[:, 0] = 1.0
     assert attention_distance(weights, (1, 2)).item() == 0.0
@@ -347,12 +347,12 @@ def test_distances_in_half_precision_are_accurate():
 
 @pytest.mark.question("quiz-2.7")
 def test_similarity_is_the_cosine_of_two_embeddings():
-    codes = torch.randn(2, 3, 5, **DOUBLE).requires_grad_()
-    similarity = position_similarity(codes)
+    embeddings = torch.randn(2, 3, 5, **DOUBLE).requires_grad_()
+    similarity = position_similarity(embeddings)
     assert similarity.shape == (2, 3, 2, 3)
     assert not similarity.requires_grad
     for i, j, r, s in itertools.product(range(2), range(3), range(2), range(3)):
-        a, b = codes[i, j], codes[r, s]
+        a, b = embeddings[i, j], embeddings[r, s]
         expected = (a @ b / (a.norm() * b.norm())).item()
         assert similarity[i, j, r, s].item() == pytest.approx(expected, abs=1e-12)
     assert not position_similarity(torch.zeros(2, 3, 5)).any()
@@ -413,7 +413,7 @@ def distance(n: int, grid: Any = (2, 3), **options: Any) -> Tensor:
 
 @pytest.mark.unhooked
 @bad_calls(
-    ("text", lambda: capture("m").__enter__(), TypeError, "an nn.Module, got str"),
+    ("text", lambda: capture("m").__enter__(), TypeError, "of type Module, got str"),
     ("no layers", lambda: rollout(), ValueError, "for each layer, got none"),
     ("one head", lambda: rollout((3, 5, 5)), ValueError, "(3, heads, 5, 5), got shape"),
     ("oblong", lambda: rollout((2, 3, 5, 7)), ValueError, "got shape (2, 3, 5, 7)"),

@@ -55,7 +55,7 @@ def convolved(
     padding_mode: str = "zeros",
     dilation: int = 1,
 ) -> Tensor:
-    """PyTorch's convolution over tokens; an odd place to pad goes to the right."""
+    """PyTorch's convolution over tokens; an odd zero to pad goes to the right."""
     span = dilation * (weight.shape[-1] - 1)
     channels = rearrange(x, "b n d -> b d n")
     mode = "constant" if padding_mode == "zeros" else padding_mode
@@ -94,7 +94,7 @@ def randomize_biases(layer: SelfAttention) -> None:
 
 
 def heads_that_weigh(weights: Tensor, matrices: Tensor) -> SelfAttention:
-    """Soft heads: head h gives place j the weight `weights[h, i, j]` at place i."""
+    """Soft heads: in head h, position i gives j the weight `weights[h, i, j]`."""
     heads, n, _ = weights.shape
     _, out, dim = matrices.shape
     layer = SelfAttention(
@@ -143,7 +143,7 @@ def test_self_attention_is_what_the_formula_says():
 
 
 @pytest.mark.question("nyu-1.3a")
-def test_with_tokens_in_columns_queries_times_keys_transposed_is_no_table_of_scores():
+def test_with_tokens_in_columns_queries_times_keys_transposed_are_not_the_scores():
     # The claim: softmax(Q Kᵀ / √d) V with Q = W_q C, K = W_k C, V = W_v C.
     e, n, d = 7, 5, 3
     C = tokens(e, n)
@@ -223,12 +223,12 @@ def test_a_causal_mask_alone_makes_the_order_matter():
 
 
 @pytest.mark.parametrize("combine", ["add", "concatenate"])
-def test_codes_are_joined_before_all_three_projections(combine):
+def test_positions_enter_before_all_three_projections(combine):
     positions = SinusoidalPositions(6, combine=combine)
     layer = SelfAttention(6, heads=2, positions=positions, dtype=F64)
     x = tokens(3, 5, 6)
-    codes = positions.embeddings(5).expand(3, 5, 6)
-    joined = x + codes if combine == "add" else torch.cat([x, codes], dim=-1)
+    embeddings = positions.embeddings(5).expand(3, 5, 6)
+    joined = x + embeddings if combine == "add" else torch.cat([x, embeddings], -1)
     heads = F.scaled_dot_product_attention(*by_head(layer, joined))
     wanted = layer.attention.output_proj(rearrange(heads, "b h n d -> b n (h d)"))
     assert_close(layer(x), wanted, **EXACT)
@@ -345,7 +345,7 @@ def test_at_finite_sharpness_the_error_is_known_exactly(permutation, sharpness):
 def test_the_weights_of_a_permutation_can_be_read():
     layer = permutation_attention([2, 0, 1], dim=2, sharpness=9.0).attention
     assert layer.scale == 9.0
-    # Columns: two for the token, three for the position's code.
+    # Columns: two for the token, three for the position.
     first, second, third = [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]
     assert layer.key_proj.weight.tolist() == [first, second, third]
     assert layer.query_proj.weight.tolist() == [second, third, first]
@@ -438,7 +438,7 @@ def test_only_the_identity_commutes_with_all_permutations_of_three_or_more(n):
         return tuple(p[q[i]] for i in range(n))
 
     central = [p for p in every if all(after(p, q) == after(q, p) for q in every)]
-    # Two tokens can be swapped, for example by looking at what is unlike oneself.
+    # Two tokens can be swapped, for example by attending to what differs from oneself.
     assert central == (every if n == 2 else [tuple(range(n))])
 
 
@@ -517,7 +517,7 @@ def test_a_sharpness_can_be_chosen_for_a_wanted_mass(n: int, epsilon: float):
 
 
 @pytest.mark.question("nyu-1.3d")
-def test_a_running_linear_layer_is_a_convolution_of_kernel_size_one():
+def test_a_position_wise_linear_layer_is_a_convolution_of_kernel_size_one():
     linear = nn.Linear(3, 5, dtype=F64)
     convolution = nn.Conv1d(3, 5, kernel_size=1, dtype=F64)
     with torch.no_grad():
@@ -530,7 +530,7 @@ def test_a_running_linear_layer_is_a_convolution_of_kernel_size_one():
 
 
 @pytest.mark.question("nyu-1.3d")
-def test_the_running_linear_layer_looks_at_itself_and_maps_by_its_values():
+def test_the_position_wise_linear_layer_attends_to_itself_and_maps_by_its_values():
     W = tokens(5, 3)
     layer = pointwise_linear_attention(W, length=7)
     _, weights = layer(tokens(1, 7, 3), return_weights=True)
@@ -541,7 +541,7 @@ def test_the_running_linear_layer_looks_at_itself_and_maps_by_its_values():
 
 
 @pytest.mark.question("nyu-1.3d")
-def test_a_running_linear_layer_mixes_no_positions_but_a_kernel_of_three_does():
+def test_a_position_wise_linear_layer_mixes_no_positions_but_a_kernel_of_three_does():
     x = tokens(1, 5, 2)
     W = tokens(3, 2)
     layer = pointwise_linear_attention(W, length=5)
@@ -627,12 +627,12 @@ def test_at_finite_sharpness_softened_tokens_are_convolved(taps, sharpness):
 @pytest.mark.question("nyu-1.3e")
 @pytest.mark.parametrize(
     ("padding_mode", "wanted"),
-    [  # With zeros, places are counted from the zero token before the sequence.
+    [  # With zeros, positions are counted from the zero token before the sequence.
         ("zeros", [[0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5]]),
         ("replicate", [[0, 0, 1, 2], [0, 1, 2, 3], [1, 2, 3, 3]]),
     ],
 )
-def test_each_head_attends_to_the_place_of_its_tap(padding_mode, wanted):
+def test_each_head_attends_to_the_position_of_its_tap(padding_mode, wanted):
     kernel = torch.ones(1, 1, 3)
     layer = convolution_attention(kernel, length=4, padding_mode=padding_mode)
     _, weights = layer(torch.randn(1, 4, 1), return_weights=True)
@@ -647,8 +647,8 @@ def test_equal_weights_in_a_window_are_an_average_and_nothing_more():
     for projection in layer.attention.children():
         nn.init.eye_(projection.weight)
     nn.init.zeros_(layer.attention.query_proj.weight)
-    place = torch.arange(n)
-    window = (place - rearrange(place, "i -> i 1")).abs() <= 1
+    position = torch.arange(n)
+    window = (position - rearrange(position, "i -> i 1")).abs() <= 1
     x = tokens(3, n, 2)
     output, weights = layer(x, mask=window, return_weights=True)
     pooled = F.avg_pool1d(x.mT, 3, stride=1, padding=1, count_include_pad=False)
@@ -665,8 +665,8 @@ def test_one_head_never_makes_taps_of_both_signs(seed: int, hard: bool):
     layer = SelfAttention(
         1, positions=OneHotPositions(5), head_dim=3, scale=scale, dtype=F64
     )
-    # An impulse of height λ at place j gives A_ij w λ at place i, where w = W_v W_o,
-    # and a bounded amount from the codes and biases. So all taps have the sign of w.
+    # An impulse of height λ at j gives A_ij w λ at i, where w = W_v W_o,
+    # and a bounded amount from positions and biases. So all taps have the sign of w.
     height = 1e9
     impulses = height * torch.eye(5, dtype=F64)[..., None]
     taps = layer(impulses) / height
@@ -688,7 +688,7 @@ def test_one_head_cannot_give_the_left_and_the_right_neighbor_but_two_can():
 
     assert directions(convolved(x, weight)) == 2
     for _ in range(5):
-        # One head gives multiples of one vector, W_v W_o; codes and biases add
+        # One head gives multiples of one vector, W_v W_o; positions and biases add
         # what does not grow with the tokens.
         layer = SelfAttention(
             1, positions=OneHotPositions(5), head_dim=3, output_dim=2, dtype=F64
@@ -714,7 +714,7 @@ def test_a_convolution_needs_as_many_heads_as_the_rank_of_its_taps(heads: int):
     layer = SelfAttention(
         d, heads, positions=OneHotPositions(n), head_dim=4, output_dim=out, dtype=F64
     )
-    with torch.no_grad():  # heads that look by position, whatever the tokens are
+    with torch.no_grad():  # heads that attend by position, whatever the tokens
         layer.attention.query_proj.weight[:, :d] = 0.0
         layer.attention.key_proj.weight[:, :d] = 0.0
     assert tap_rank(layer) == heads
@@ -729,12 +729,12 @@ def test_heads_that_see_contents_have_no_more_taps_than_heads(heads: int):
     layer = SelfAttention(
         d, heads, positions=OneHotPositions(n), head_dim=4, output_dim=out, dtype=F64
     )
-    # Large tokens in two directions close to each other, at one place at a time.
+    # Large tokens in two directions close to each other, at one position at a time.
     directions = tokens(d, 1) + 1e-3 * torch.eye(d, dtype=F64)
     taps = []
-    for place in range(n):
+    for position in range(n):
         x = torch.zeros(d, n, d, dtype=F64)
-        x[:, place] = height * directions.T
+        x[:, position] = height * directions.T
         answers = layer(x)[:, here].T / height
         taps.append((answers @ torch.linalg.inv(directions)).flatten())
     rank = torch.linalg.matrix_rank(torch.stack(taps), atol=1e-3)
@@ -765,12 +765,12 @@ def test_one_soft_head_more_than_the_rank_is_exact_up_to_the_border(rank: int):
     assert torch.linalg.matrix_rank(rearrange(kernel, "o d tap -> (o d) tap")) == rank
 
     # Beyond the border lies the nearest token, so all rows of a table have one sum.
-    places = torch.arange(n)
-    looked_at = (places + rearrange(torch.arange(taps) - 2, "t -> t 1")).clamp(0, n - 1)
+    shifts = rearrange(torch.arange(taps) - 2, "t -> t 1")
+    targets = (torch.arange(n) + shifts).clamp(0, n - 1)
     tables = einsum(
-        columns, torch.eye(n, dtype=F64)[looked_at], "r tap, tap i j -> r i j"
+        columns, torch.eye(n, dtype=F64)[targets], "r tap, tap i j -> r i j"
     )
-    # Head r: a little of its table on an even ground. The last head: the ground alone.
+    # Head r: a little of its table on uniform weights. The last head: these alone.
     little = 0.01
     ground = (1 - little * tables.sum(dim=-1, keepdim=True)) / n
     weights = torch.cat([ground + little * tables, torch.full((1, n, n), 1 / n)])
@@ -904,12 +904,12 @@ REVERSE = [4, 3, 2, 1, 0]
     ("no width", lambda: SelfAttention(0),
      ValueError, "dim must be a positive integer, got 0."),
     ("heads that do not divide the width", lambda: SelfAttention(7, 2),
-     ValueError, "dim must be divisible by heads, got 7 and 2."),
+     ValueError, "dim must be divisible by heads, got dim 7 and 2 heads; head_dim"),
     ("positions of another width",
      lambda: SelfAttention(6, positions=SinusoidalPositions(4)),
      ValueError, "positions must be 6 wide to be added, got 4."),
     ("a layer for positions", lambda: SelfAttention(6, positions=nn.Linear(6, 6)),
-     TypeError, "positions must be a PositionalEncoding, got Linear."),
+     TypeError, "positions must be of type PositionalEncoding, got Linear."),
     ("tokens without a batch", lambda: SelfAttention(6)(torch.ones(5, 6)),
      ValueError, "x must be (b, n, 6), got shape (5, 6)."),
     ("too many tokens", lambda: identity_attention(5, 3)(torch.ones(2, 6, 3)),
@@ -923,7 +923,7 @@ REVERSE = [4, 3, 2, 1, 0]
      ValueError, "there must be 5 tokens exactly, got 6."),
     ("negative padding",
      lambda: ZeroPaddedSelfAttention(SelfAttention(6), before=-1, after=2),
-     ValueError, "padding must not be negative, got -1 and 2."),
+     ValueError, "before must be a nonnegative integer, got -1."),
     ("a mass over no tokens", lambda: off_target_mass(0, 1.0),
      ValueError, "length must be a positive integer, got 0."),
     ("NaN for a sharpness", lambda: off_target_mass(5, math.nan),

@@ -99,6 +99,7 @@ def test_padding_anywhere_has_no_effect(real, kind):
     assert_equal(last, expected_last)
 
 
+@pytest.mark.filterwarnings("ignore:padding_mask hides every token")
 @pytest.mark.parametrize("kind", [RNN, GRU])
 def test_a_sequence_of_padding_keeps_its_initial_state(kind):
     layer = kind(D, H, dtype=F64)
@@ -484,30 +485,30 @@ def test_a_longer_text_does_not_pass_the_bottleneck():
 # Around the bottleneck
 
 
-def counting_model(places: int) -> Seq2Seq:
-    """Give a model with attention that answers texts of fewer characters than places.
+def counting_model(positions: int) -> Seq2Seq:
+    """Give a model with attention that answers texts shorter than `positions`.
 
-    The units of a state tell the token just read, its place in the source, how far
+    The units of a state tell the token just read, its position in the source, how far
     the decoder has counted, and whether the task is "upper".
     """
     tokens = len(TASK)
-    hidden = tokens + 2 * places + 1
+    hidden = tokens + 2 * positions + 1
     model = blank_model(hidden, "bilinear")
-    token, place = slice(0, tokens), slice(tokens, tokens + places)
-    count = slice(tokens + places, tokens + 2 * places)
-    one_on = torch.diag(torch.ones(places - 1, dtype=F64), -1)
+    token, position = slice(0, tokens), slice(tokens, tokens + positions)
+    count = slice(tokens + positions, tokens + 2 * positions)
+    one_on = torch.diag(torch.ones(positions - 1, dtype=F64), -1)
     encoder, decoder = model.encoder, model.decoder
     # The encoder notes the token, counts from the prompt on, and recalls the task.
     encoder.weight_ih[token] = LOUD * torch.eye(tokens)
-    encoder.weight_ih[place.start, [TASK.upper, TASK.lower]] = LOUD
-    encoder.weight_hh[place, place] = LOUD * one_on
+    encoder.weight_ih[position.start, [TASK.upper, TASK.lower]] = LOUD
+    encoder.weight_hh[position, position] = LOUD * one_on
     encoder.weight_ih[-1, TASK.upper] = encoder.weight_hh[-1, -1] = LOUD
     # The decoder counts from the begin token on, and does nothing else.
     decoder.weight_ih[count.start, TASK.begin] = LOUD
     decoder.weight_hh[count, count] = LOUD * one_on
-    # Count i is compared with place i + 1, since the prompt has the first place.
+    # Count i is compared with position i + 1, since the prompt has the first.
     assert model.alignment is not None
-    model.alignment.key_proj.weight[count, place] = LOUD * one_on.T
+    model.alignment.key_proj.weight[count, position] = LOUD * one_on.T
     # The letter counts two, the case one.
     model.readout.weight[:, hidden : hidden + tokens] = 2.0 * same_letter()
     model.readout.weight[:, -1] = case_of("upper") - case_of("lower")
@@ -517,13 +518,13 @@ def counting_model(places: int) -> Seq2Seq:
 
 @pytest.mark.question("eecs-1d")
 def test_counting_and_looking_up_changes_the_case():
-    model, sources = counting_model(places=16), ["<U> I am a student", "<L> Me TOO"]
+    model, sources = counting_model(positions=16), ["<U> I am a student", "<L> Me TOO"]
     assert speak(model, *sources) == ["I AM A STUDENT", "me too"]
 
 
 @pytest.mark.question("eecs-1d")
 def test_with_attention_the_last_state_need_not_store_anything():
-    model = counting_model(places=16)
+    model = counting_model(positions=16)
     source, target_inputs, target = TASK.batch(["<U> I am a student", "<L> Me TOO"])
     memory, last = model.encode(source)
     for stored in (0.0, 1.0, -1.0):
@@ -536,15 +537,15 @@ def test_with_attention_the_last_state_need_not_store_anything():
 
 
 @pytest.mark.question("eecs-1d")
-@pytest.mark.parametrize("erased", ["nothing", "character", "place"])
-def test_the_built_model_needs_both_the_character_and_its_place(erased):
-    model, tokens, places = counting_model(places=16), len(TASK), 16
+@pytest.mark.parametrize("erased", ["nothing", "character", "position"])
+def test_the_built_model_needs_both_the_character_and_its_position(erased):
+    model, tokens, positions = counting_model(positions=16), len(TASK), 16
     source, target_inputs, target = TASK.batch(["<U> I am a student"])
     memory, last = model.encode(source)
     units = {
         "nothing": slice(0, 0),
         "character": slice(0, tokens),
-        "place": slice(tokens, tokens + places),
+        "position": slice(tokens, tokens + positions),
     }
     memory[..., units[erased]] = 0.0
     logits, _ = model.decode(target_inputs, last, memory, source)
@@ -552,7 +553,7 @@ def test_the_built_model_needs_both_the_character_and_its_place(erased):
 
 
 @pytest.mark.question("eecs-1d")
-def test_a_gru_with_attention_learns_to_look_one_token_on():
+def test_a_gru_with_attention_learns_to_attend_one_token_ahead():
     draws = torch.Generator().manual_seed(0)
     model = Seq2Seq(len(TASK), dim=32, hidden_dim=64, attention="additive")
     steps = 150

@@ -870,6 +870,13 @@ rate: Any = transformer_learning_rate
     ("dropout", lambda: layer(dropout=2.0), ValueError, "must be in [0, 1), got 2.0"),
     ("bias", lambda: layer(bias=("values",)), ValueError, "names among ('query', …"),
     ("heads", lambda: layer(13), ValueError, "divisible by heads, got dim 13 and 3"),
+    (
+        "another dtype",
+        lambda: layer()(zeros(2, 5, 12).double()),
+        TypeError,
+        "x must have the dtype of the parameters of EncoderLayer, torch.float32, got "
+        "torch.float64.",
+    ),
     ("4-D", lambda: layer()(zeros(2, 3, 5, 12)), ValueError, "x must be (b, n, 12)"),
     ("no layers", lambda: Encoder(12, 3, 7, 0), ValueError, "depth must be … got 0"),
     ("cache", decode_with_a_cache_of_three, ValueError, "for 2 layers, got 3"),

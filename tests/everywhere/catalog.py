@@ -82,7 +82,7 @@ class Entry:
         sizes: Named axes that have just this size.
         equivariant: An axis whose reordering reorders the output alike.
         invariant: An axis whose reordering changes nothing.
-        causal: The input and axis whose later places earlier outputs ignore.
+        causal: The input and axis whose later positions earlier outputs ignore.
         padded: An input, and the mask that says which of its tokens are real.
     """
 
@@ -267,8 +267,8 @@ def _self_attentions() -> Iterator[Entry]:
     )
     theorem, five = _family(TOKENS, OUT), {"n": 5}
     fixed = _family(TOKENS, f"b n {DIM + 5}", placed=False, sizes=five)
-    codes = partial(sa.FixedLengthOneHotPositions, 5)
-    yield fixed("FixedLengthOneHotPositions", codes)
+    one_hot = partial(sa.FixedLengthOneHotPositions, 5)
+    yield fixed("FixedLengthOneHotPositions", one_hot)
     yield theorem("identity_attention", partial(sa.identity_attention, 13, DIM))
     order = partial(sa.permutation_attention, [3, 0, 4, 1, 2], DIM, sharpness=3.0)
     yield theorem("permutation_attention", order, sizes=five)
@@ -277,10 +277,10 @@ def _self_attentions() -> Iterator[Entry]:
         (sa.convolution_attention, 3),
     ):
 
-        def build(make: Any = make, width: Any = width, **place: Any) -> nn.Module:
+        def build(make: Any = make, width: Any = width, **factory: Any) -> nn.Module:
             shape = (17, DIM, *width)
-            kernel = torch.arange(math.prod(shape), **place).view(shape).cos()
-            return make(kernel, torch.arange(17, **place).cos(), length=13)
+            kernel = torch.arange(math.prod(shape), **factory).view(shape).cos()
+            return make(kernel, torch.arange(17, **factory).cos(), length=13)
 
         yield theorem(make.__name__, build, output="b n 17")
 
@@ -373,8 +373,8 @@ def _vision() -> Iterator[Entry]:
     yield free("VisionTransformer resampled", resampled)
 
 
-def _converted(dropout: float = 0.0, **place: Any) -> ac.PaddedAttention:
-    conv = nn.Conv2d(11, 13, 3, padding="same", **place)
+def _converted(dropout: float = 0.0, **factory: Any) -> ac.PaddedAttention:
+    conv = nn.Conv2d(11, 13, 3, padding="same", **factory)
     layer = ac.attention_from_convolution(conv)
     layer.attention.dropout = dropout
     return layer
@@ -406,12 +406,12 @@ def _convolutions() -> Iterator[Entry]:
     yield layer("BertFFN", partial(ac.BertFFN, 11, 13), dropout=True)
     yield layer(
         "ImageBertLayer",
-        lambda dropout=0.0, **place: ac.ImageBertLayer(
-            ac.GaussianSelfAttention(11, 2, dropout=dropout, **place),
+        lambda dropout=0.0, **factory: ac.ImageBertLayer(
+            ac.GaussianSelfAttention(11, 2, dropout=dropout, **factory),
             11,
             13,
             dropout=dropout,
-            **place,
+            **factory,
         ),
         dropout=True,
     )
@@ -425,7 +425,8 @@ def _convolutions() -> Iterator[Entry]:
     yield padded("PaddedAttention", _converted, dropout=True)
     axes = (ac.ConvolutionAxis(2, 1, 1, 1, 0), ac.ConvolutionAxis(3, 1, 1, 1, 1))
     around = partial(ac.PaddedAttention, axes=axes, padding_mode="circular")
-    yield padded("PaddedAttention tabulated", lambda **place: around(table(**place)))
+    tabulated = lambda **factory: around(table(**factory))  # noqa: E731
+    yield padded("PaddedAttention tabulated", tabulated)
 
 
 CATALOG = [

@@ -6,7 +6,7 @@
 | a mask means the opposite | rasbt/LLMs-from-scratch #1061, pytorch PR #120668, halonet-pytorch #4 | test_true_means_may_see |
 | a mask is computed and not applied | flamingo-pytorch #10, DI-engine #333, ParlAI PR #3068 | test_a_masked_key_and_value_have_no_influence_not_in_the_last_bit |
 | padding hides queries in place of keys | hyunwoongko/transformer PR #40 | test_padding_has_no_influence |
-| NaN in padding leaks, since zero times NaN is NaN | flash-attention #1745 | test_padding_has_no_influence, test_a_mask_does_not_hide_what_is_no_number |
+| NaN in padding leaks, since zero times NaN is NaN | flash-attention #1745 | test_padding_has_no_influence, test_a_mask_does_not_hide_nan_in_a_value |
 | a large negative number for minus infinity overflows half precision | bentrevett/pytorch-seq2seq #191, fairseq #3575, flax #982 | test_half_precision_survives_large_scores_and_blind_rows, test_layers_in_half_precision_survive_masks_upon_masks |
 | products overflow half precision before they are scaled | pytorch PR #60940 | test_products_that_overflow_half_precision_are_still_attended_to |
 | masks of integers or of 0.0 and 1.0 are added to the scores | pytorch #33763, #103963 | test_malformed_calls_get_clear_errors |
@@ -77,8 +77,10 @@ def _layers() -> dict[str, Any]:
         return tensors(dot_product_attention(x, c, c, mask=mask, **asked))[0]
 
     def align(score: Any) -> tuple[nn.Module, Any]:
-        look = Alignment(DIM, DIM, score=score, dtype=F64)
-        return look, lambda x, c, s: look(x, c, mask=rearrange(s, "b k -> b 1 k"))
+        alignment = Alignment(DIM, DIM, score=score, dtype=F64)
+        return alignment, lambda x, c, s: alignment(
+            x, c, mask=rearrange(s, "b k -> b 1 k")
+        )
 
     weights = {"return_weights": True}
     return {

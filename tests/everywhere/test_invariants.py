@@ -26,7 +26,10 @@ from torch._dynamo.testing import CompileCounter
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from transformers_hw import FeedForward, RelativePositionBias, SelfAttention
 from transformers_hw.attention import dot_product_attention
+from transformers_hw.self_attention import ZeroPaddedSelfAttention
+from transformers_hw.seq2seq import Alignment
 
 EXACTLY = {"atol": 0.0, "rtol": 0.0}
 NEARLY = {"atol": 1e-10, "rtol": 1e-10}
@@ -277,7 +280,7 @@ def test_a_masked_key_and_value_have_no_influence_not_in_the_last_bit(
 
 
 @pytest.mark.parametrize("explicitly", [False, True])
-def test_a_mask_does_not_hide_what_is_no_number(explicitly: bool) -> None:
+def test_a_mask_does_not_hide_nan_in_a_value(explicitly: bool) -> None:
     qkv = queries_keys_values()
     with torch.no_grad():
         qkv[2][:, :, 1] = math.nan
@@ -445,6 +448,29 @@ def test_copies_compute_the_same_and_share_nothing(entry: Entry, way: str) -> No
     assert own.isdisjoint(x.data_ptr() for x in twin.parameters())
     assert len(list(twin.parameters())) == len(list(module.parameters()))
     assert repr(twin) == repr(module)
+
+
+@each()
+def test_repr_shows_more_than_the_class(entry: Entry) -> None:
+    module = entry.make()
+    assert repr(module) != f"{type(module).__name__}()"
+
+
+@pytest.mark.parametrize(
+    ("module", "shown"),
+    [
+        (RelativePositionBias(2, 3), "RelativePositionBias(2, max_distance=3)"),
+        (Alignment(5, 5, score="dot"), "Alignment(5, 5, score='dot')"),
+        (FeedForward(5, 7, activation="gelu"), "FeedForward(\n  activation='gelu'\n"),
+        (
+            ZeroPaddedSelfAttention(SelfAttention(6), before=2, after=3),
+            "ZeroPaddedSelfAttention(\n  before=2, after=3\n",
+        ),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_repr_shows_the_settings(module: nn.Module, shown: str) -> None:
+    assert repr(module).startswith(shown)
 
 
 # Half precision

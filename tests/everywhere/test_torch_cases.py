@@ -560,7 +560,7 @@ def test_recurrent_cells(case: Case) -> None:
 
 
 def _full_kernel(weight: Tensor, groups: int) -> Tensor:
-    """Write a grouped kernel out: zeros where a group does not look."""
+    """Write a grouped kernel out: zeros between different groups."""
     count, size = weight.shape[1], len(weight) // groups
     rows = [
         F.pad(part.movedim(1, -1), (i * count, (groups - 1 - i) * count)).movedim(-1, 1)

@@ -1,6 +1,7 @@
 """The command `transformers-hw`, and the model summaries that it prints."""
 
 import importlib.metadata
+import inspect
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import torch
 
 import transformers_hw_command as command
 from transformers_hw import VisionTransformer, __version__
-from transformers_hw.pretrained import save_model
+from transformers_hw.pretrained import save_model, saving
 from transformers_hw.summary import MODELS, find_model, summarize
 
 ROOT = Path(__file__).parents[2]
@@ -53,15 +54,15 @@ def test_pytorch_is_loaded_for_models_only(arguments: list[str]) -> None:
         "atexit.register(lambda: print('torch' in sys.modules));"
         f"sys.exit({entry.attr}())"
     )
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    assert told.endswith("False\n")
+    assert printed.endswith("False\n")
     if arguments == ["--version"]:
-        assert told.startswith(f"{__version__}\n")
+        assert printed.startswith(f"{__version__}\n")
 
 
 def test_every_chapter_is_listed_with_its_questions(
@@ -125,6 +126,21 @@ def test_every_model_is_summarized(
     with torch.device("meta"):
         own = sum(x.numel() for x in MODELS[name]().parameters())
     assert f"{own:,} parameters" in text
+
+
+@pytest.mark.parametrize("name", saving.MODELS)
+def test_whatever_can_be_saved_is_summarized(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = saving.MODELS[name]
+    sizes = {"image_size": 8, "patch_size": 4, "num_classes": 5, "vocab_size": 17}
+    sizes |= {"dim": 12, "heads": 3, "hidden_dim": 7, "depth": 2}
+    taken = inspect.signature(kind).parameters.keys() & sizes.keys()
+    model = kind(**{name: sizes[name] for name in taken}, dtype=torch.float64)
+    path = save_model(model, tmp_path / "small.safetensors")
+    text = output(capsys, "model", str(path), "--length", "11")
+    own = sum(x.numel() for x in model.parameters())
+    assert f"{name}: {own:,} parameters" in text
 
 
 def test_a_saved_model_is_summarized(

@@ -1,10 +1,28 @@
 """Check what a signature cannot say; each error says what was wanted and what came."""
 
+import sys
+import warnings
+from collections.abc import Collection
+from typing import TypedDict
+
 import torch
 from torch import Tensor
 
+Device = torch.device | str | None
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NOT_INTEGERS = (bool, float, str, tuple, list, type(None), Tensor)
+
+
+class Factory(TypedDict, total=False):
+    """Where a module makes its parameters.
+
+    Attributes:
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+    """
+
+    device: Device
+    dtype: torch.dtype | None
 
 
 def check_sizes(**sizes: int) -> None:
@@ -38,6 +56,17 @@ def height_and_width(name: str, size: int | tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
+def share_of_head(dim: int, heads: int) -> int:
+    """Return the width of a head if the heads share `dim`; raise if they cannot."""
+    check_sizes(dim=dim, heads=heads)
+    if dim % heads:
+        raise ValueError(
+            f"dim must be divisible by heads, got dim {dim} and {heads} heads; "
+            "head_dim sets a width that does not depend on dim."
+        )
+    return dim // heads
+
+
 def check_dropout(dropout: float) -> None:
     """Raise unless `dropout` is a probability below one."""
     if not 0.0 <= dropout < 1.0:
@@ -48,6 +77,19 @@ def check_choice(name: str, choice: object, choices: tuple[object, ...]) -> None
     """Raise unless `choice` is one of the choices."""
     if choice not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {choice!r}.")
+
+
+def named_parts(
+    name: str, chosen: bool | Collection[str], parts: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the parts chosen: all, none, or those named; raise for other names."""
+    if isinstance(chosen, bool):
+        return parts if chosen else ()
+    if isinstance(chosen, str) or not set(chosen) <= set(parts):
+        raise ValueError(
+            f"{name} must be True, False or names among {parts}, got {chosen!r}."
+        )
+    return tuple(chosen)
 
 
 def check_scale(name: str, scale: float) -> None:
@@ -87,6 +129,26 @@ def check_one_dtype(**tensors: Tensor) -> None:
             names = " and ".join(tensors)
             dtypes = " and ".join(str(x.dtype) for x in tensors.values())
             raise TypeError(f"{names} must have one dtype, got {dtypes}.")
+
+
+def warn_if_all_is_padding(padding_mask: Tensor) -> None:
+    """Warn, at the line that called the package, if a sequence has no real token.
+
+    In PyTorch's convention, the longest sequence of a batch is all False.
+    """
+    # Reading values back would stall a GPU and cannot be traced by a compiler.
+    if padding_mask.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if bool(padding_mask.any(dim=1).all()):
+        return
+    frame, level, inside = sys._getframe(1), 2, ("transformers_hw.", "torch.")
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(inside):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        "padding_mask hides every token of a sequence. True marks a real token "
+        "here; in PyTorch's key_padding_mask it marks padding.",
+        stacklevel=level,
+    )
 
 
 def describe(x: object) -> str:

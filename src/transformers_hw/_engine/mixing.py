@@ -18,7 +18,7 @@ done at the queries alone.
 
 import torch
 from einops import einsum, rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
 # On images of up to so many pixels, two small products cost more than a larger one.
 FEW_PIXELS = 64
@@ -80,6 +80,11 @@ def mix_shifted(
     mixed = _add_product(bias, seen, rearrange(value_weight, "h d e -> (h d) e"))
     i, j = row_at.shape[1], column_at.shape[1]
     return rearrange(mixed, "(b i j) e -> b i j e", i=i, j=j)
+
+
+def reset_value_weight(value_weight: Tensor) -> None:
+    """Draw value weights `(heads, d, e)` by Glorot's uniform rule, all heads as one."""
+    nn.init.xavier_uniform_(rearrange(value_weight.detach(), "h d e -> (h d) e"))
 
 
 def outer(by_row: Tensor, by_column: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""Compare a call with the signature: the shapes in it, and the keywords."""
+"""Compare a call with the signature: shapes of tensors, kinds of modules, keywords."""
 
 import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from types import NoneType
-from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -30,36 +30,49 @@ MEANINGS = {
     "padding_mask": " (True = a real token)",
     "memory_padding_mask": " (True = a real token)",
 }
-# What PyTorch, timm and others call our arguments.
+# What PyTorch, timm, Hugging Face and papers call our arguments.
 SYNONYMS = {
-    "attn_mask": "mask",
-    "bos_token_id": "begin",
-    "d_model": "dim",
-    "dim_feedforward": "hidden_dim",
-    "dropout_p": "dropout",
-    "embed_dim": "dim",
-    "eos_token_id": "end",
-    "hidden_size": "dim",
-    "img_size": "image_size",
-    "in_chans": "channels",
-    "intermediate_size": "hidden_dim",
-    "is_causal": "causal",
-    "key_padding_mask": "padding_mask",
-    "layer_norm_eps": "eps",
-    "mlp_dim": "hidden_dim",
-    "mlp_ratio": "hidden_dim",
-    "need_weights": "return_weights",
-    "nhead": "heads",
-    "norm_first": "norm",
-    "num_attention_heads": "heads",
-    "num_beams": "beams",
-    "num_heads": "heads",
-    "num_hidden_layers": "depth",
-    "num_layers": "depth",
-    "pad_token_id": "padding_token",
-    "padding_idx": "padding_token",
-    "src_key_padding_mask": "padding_mask",
+    "beams": "beam_size num_beams",
+    "begin": "bos bos_token_id sos",
+    "bias": "attn_bias qkv_bias use_bias",
+    "causal": "is_causal",
+    "channels": "in_channels in_chans num_channels",
+    "context": "key",
+    "context_dim": "kdim",
+    "depth": "layers n_layers num_hidden_layers num_layers",
+    "dim": "d_model embed_dim embedding_dim hidden_size n_embd",
+    "dropout": "attention_dropout attn_drop dropout_p dropout_rate p",
+    "end": "eos eos_token_id",
+    "eps": "layer_norm_eps",
+    "head_dim": "d_k dim_head",
+    "heads": "n_head n_heads nhead num_attention_heads num_heads",
+    "hidden_dim": "d_ff dim_feedforward intermediate_size mlp_dim mlp_ratio",
+    "image_size": "img_size",
+    "images": "pixel_values",
+    "input_dim": "input_size",
+    "length": "max_len max_length seq_len",
+    "mask": "attn_mask src_mask tgt_mask",
+    "max_length": "length max_len max_position_embeddings n_positions seq_len",
+    "memory_padding_mask": "memory_key_padding_mask",
+    "norm": "norm_first",
+    "num_classes": "classes n_classes num_labels",
+    "num_segments": "type_vocab_size",
+    "output_dim": "out_channels out_features",
+    "padding_mask": "attention_mask key_padding_mask src_key_padding_mask",
+    "padding_token": "pad_token_id padding_idx",
+    "return_weights": "need_weights output_attentions",
+    "scale": "beta",
+    "segments": "token_type_ids",
+    "source": "src",
+    "target": "tgt",
+    "tokens": "input_ids",
+    "value_head_dim": "d_v",
+    "values_dim": "vdim",
+    "vocab_size": "n_vocab num_embeddings num_tokens",
+    "weights": "attentions attn attn_weights",
 }
+# How PyTorch complains of two dtypes in one operation.
+CLASHES = ("same dtype", "expected scalar type", "mixed dtype")
 
 
 class Axis(NamedTuple):
@@ -71,16 +84,25 @@ class Axis(NamedTuple):
     broadcasts: bool
 
 
+class Form(NamedTuple):
+    """The axes of one annotation; `leading` stands for any number in front."""
+
+    leading: Axis | None
+    axes: tuple[Axis, ...]
+
+
 class Shape(NamedTuple):
-    """What one argument's annotation says."""
+    """What the annotation of one tensor says.
+
+    A union has several forms, which differ in their number of axes.
+    """
 
     argument: str
-    place: int
+    position: int
     optional: bool
     has_dtype: Callable[[Tensor], bool]
     kind: str
-    leading: Axis | None
-    axes: tuple[Axis, ...]
+    forms: tuple[Form, ...]
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -88,16 +110,24 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     Tensors are compared with their jaxtyping annotations: dtype, number of axes, and
     sizes. A name stands for one size in the whole call, `{self.dim}` for an attribute
-    of the module, and `#` allows a size of one. An unknown keyword is answered with
-    the nearest known one. While torch compiles or exports, nothing is checked.
+    of the module, and `#` allows a size of one. Modules are compared with the classes
+    they are annotated with. An unknown keyword is answered with the nearest known one.
+    While torch compiles or exports, nothing is checked.
     """
     parameters = inspect.signature(function).parameters
-    shapes = tuple(
-        shape
-        for place, parameter in enumerate(parameters.values())
-        if (shape := _read(parameter.name, place, parameter.annotation)) is not None
-    )
     keywords = _keywords(parameters)
+    found = [
+        (parameter.name, position, parameter.annotation)
+        for position, parameter in enumerate(parameters.values())
+    ]
+    modules = tuple(
+        (name, position, types)
+        for name, position, annotation in found
+        if (types := _module_types(annotation))
+    )
+    read = [shape for one in found if (shape := _read(*one)) is not None]
+    # Sizes are known before anything has to broadcast to them.
+    shapes = tuple(sorted(read, key=_broadcasting))
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -105,10 +135,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         if kwargs and keywords is not None and not kwargs.keys() <= keywords:
             _raise_keyword(function, args, kwargs, keywords)
+        if modules:
+            _check_modules(modules, args, kwargs)
         _check(shapes, args, kwargs)
         try:
             return function(*args, **kwargs)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             _explain_dtypes(args, kwargs, shapes, error)
             raise
 
@@ -127,14 +159,14 @@ def check_shape(argument: str, x: Tensor, *axes: str | int) -> None:
 
 
 def _check(
-    shapes: tuple[Shape, ...], args: tuple[object, ...], kwargs: Mapping[str, object]
+    shapes: Sequence[Shape], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> None:
     sizes: dict[str, Any] = {}
     given = len(args)
     for shape in shapes:
-        argument, place, optional, has_dtype, kind, leading, axes = shape
-        if place < given:
-            x = args[place]
+        argument, position, optional, has_dtype, kind, forms = shape
+        if position < given:
+            x = args[position]
         elif argument in kwargs:
             x = kwargs[argument]
         else:
@@ -145,6 +177,10 @@ def _check(
             meaning = MEANINGS.get(argument, "")
             raise TypeError(f"{argument} must be {kind}{meaning}, got {describe(x)}.")
         known, actual = len(sizes), x.shape
+        leading, axes = forms[0]
+        if len(forms) > 1:
+            same = (form for form in forms if len(form.axes) == len(actual))
+            leading, axes = next(same, forms[0])
         extra = len(actual) - len(axes)
         fits = extra == 0 or (extra > 0 and leading is not None)
         if fits and leading is not None:
@@ -175,20 +211,41 @@ def _check(
             _raise_shape(argument, _wanted(shape, from_others, args), x)
 
 
+def _check_modules(
+    modules: Sequence[tuple[str, int, tuple[type, ...]]],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> None:
+    for argument, position, types in modules:
+        if position >= len(args) and argument not in kwargs:
+            continue
+        x = args[position] if position < len(args) else kwargs[argument]
+        if not isinstance(x, types):
+            names = " or ".join(x.__name__ for x in types if x is not NoneType)
+            raise TypeError(f"{argument} must be of type {names}, got {describe(x)}.")
+
+
 def _broadcasts(lead: tuple[int, ...], full: tuple[int, ...]) -> bool:
     aligned = zip(reversed(lead), reversed(full), strict=False)
     return len(lead) <= len(full) and all(size in (1, n) for size, n in aligned)
 
 
+def _broadcasting(shape: Shape) -> bool:
+    return any(axis.broadcasts for form in shape.forms for axis in form.axes)
+
+
 def _wanted(shape: Shape, sizes: Mapping[str, Any], args: tuple[object, ...]) -> str:
-    words: list[str | int] = []
-    if shape.leading is not None:
-        words += sizes.get(shape.leading.name, ["..."])
-    for axis in shape.axes:
-        size = axis.size if axis.attribute is None else axis.attribute(args[0])
-        words.append(sizes.get(axis.name, axis.name) if size is None else size)
-    broadcasts = any(axis.broadcasts for axis in shape.axes)
-    return ("broadcastable to " if broadcasts else "") + _words(words)
+    described = []
+    for leading, axes in shape.forms:
+        words: list[str | int] = []
+        if leading is not None:
+            words += sizes.get(leading.name, ["..."])
+        for axis in axes:
+            size = axis.size if axis.attribute is None else axis.attribute(args[0])
+            words.append(sizes.get(axis.name, axis.name) if size is None else size)
+        described.append(_words(words))
+    prefix = "broadcastable to " if _broadcasting(shape) else ""
+    return prefix + " or ".join(described)
 
 
 def _words(axes: Sequence[str | int]) -> str:
@@ -205,40 +262,45 @@ def _raise_keyword(
     kwargs: Mapping[str, object],
     keywords: frozenset[str],
 ) -> None:
-    called = function.__qualname__
-    if called.endswith(".__init__"):
-        called = type(args[0]).__name__
+    called = function.__name__
+    if next(iter(inspect.signature(function).parameters), None) in ("self", "cls"):
+        owner = args[0] if isinstance(args[0], type) else type(args[0])
+        method = "" if called == "__init__" else f".{called}"
+        called = f"{owner.__name__}{method}"
     wrong = next(name for name in kwargs if name not in keywords)
-    near = SYNONYMS.get(wrong)
-    if near not in keywords:
-        near = next(iter(difflib.get_close_matches(wrong, keywords, n=1)), None)
-    hint = "" if near is None else f"; did you mean {near!r}{MEANINGS.get(near, '')}?"
+    known = sorted(keywords)
+    near = [ours for ours in known if wrong in SYNONYMS.get(ours, "").split()]
+    near += difflib.get_close_matches(wrong, known, n=1)
+    near += [ours for ours in known if ours.startswith(wrong)]
+    hint = f"; did you mean {near[0]!r}{MEANINGS.get(near[0], '')}?" if near else "."
     raise TypeError(
-        f"{called}() has no argument {wrong!r}{hint or '.'} "
-        f"It takes {', '.join(sorted(keywords))}."
+        f"{called}() has no argument {wrong!r}{hint} It takes {', '.join(known)}."
     )
 
 
 def _explain_dtypes(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
-    shapes: tuple[Shape, ...],
-    error: RuntimeError,
+    shapes: Sequence[Shape],
+    error: Exception,
 ) -> None:
     """Raise a clearer error if a module met a dtype other than its parameters'."""
-    said = str(error)
-    if "same dtype" not in said and "expected scalar type" not in said:
+    # An inner module may have explained it: the outer one is what the user called.
+    cause = error.__cause__ or error
+    if not any(clash in str(cause) for clash in CLASHES):
         return
-    module = args[0]
+    module = args[0] if args else None
     weight = next(module.parameters(), None) if isinstance(module, nn.Module) else None
     for shape in shapes:
         name = shape.argument
-        x = args[shape.place] if shape.place < len(args) else kwargs.get(name)
-        if weight is not None and isinstance(x, Tensor) and x.dtype != weight.dtype:
+        x = args[shape.position] if shape.position < len(args) else kwargs.get(name)
+        if weight is None or not isinstance(x, Tensor) or not x.is_floating_point():
+            continue
+        if x.dtype != weight.dtype:
             raise TypeError(
                 f"{name} must have the dtype of the parameters of "
                 f"{type(module).__name__}, {weight.dtype}, got {x.dtype}."
-            ) from error
+            ) from cause
 
 
 def _keywords(parameters: Mapping[str, inspect.Parameter]) -> frozenset[str] | None:
@@ -249,27 +311,41 @@ def _keywords(parameters: Mapping[str, inspect.Parameter]) -> frozenset[str] | N
             if not options:
                 return None
             names |= options[0].__annotations__.keys()
-        elif name != "self" and parameter.kind is not parameter.VAR_POSITIONAL:
+        elif name not in ("self", "cls") and parameter.kind is not (
+            parameter.VAR_POSITIONAL
+        ):
             names.add(name)
     return frozenset(names)
 
 
-def _read(argument: str, place: int, annotation: Any) -> Shape | None:
-    """Read `Float[Tensor, "..."]` or `Float[Tensor, "..."] | None`."""
-    optional = NoneType in get_args(annotation)
-    if optional:
-        annotation, *others = (x for x in get_args(annotation) if x is not NoneType)
-        if others:
-            return None
-    if not hasattr(annotation, "dim_str"):
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if union else (annotation,)
+
+
+def _module_types(annotation: Any) -> tuple[type, ...]:
+    """Return the classes of `SomeModule` or `SomeModule | None`, and else nothing."""
+    types = _alternatives(annotation)
+    fits = all(isinstance(x, type) and issubclass(x, nn.Module | None) for x in types)
+    return types if fits else ()
+
+
+def _read(argument: str, position: int, annotation: Any) -> Shape | None:
+    """Read `Float[Tensor, "..."]`, a union of such, or one with `None`."""
+    types = _alternatives(annotation)
+    tensors = [x for x in types if x is not NoneType]
+    if not all(hasattr(x, "dim_str") for x in tensors):
         return None
-    words = annotation.dim_str.split()
+    has_dtype, kind = KINDS[tensors[0].dtype.__name__]
+    forms = tuple(_form(x.dim_str.split()) for x in tensors)
+    return Shape(argument, position, NoneType in types, has_dtype, kind, forms)
+
+
+def _form(words: list[str]) -> Form:
     leading = None
     if words and words[0].startswith(("*", "...")):
         leading = _axis(words.pop(0).replace("...", "*_").replace("*", "", 1))
-    has_dtype, kind = KINDS[annotation.dtype.__name__]
-    axes = tuple(map(_axis, words))
-    return Shape(argument, place, optional, has_dtype, kind, leading, axes)
+    return Form(leading, tuple(map(_axis, words)))
 
 
 def _axis(word: str) -> Axis:

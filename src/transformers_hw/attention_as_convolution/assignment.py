@@ -11,11 +11,16 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transformers_hw._engine.arguments import check_choice, check_sizes
+from transformers_hw._engine.arguments import (
+    check_choice,
+    check_sizes,
+    height_and_width,
+)
 from transformers_hw._engine.shapes import checked
 from transformers_hw.positional_encoding import (
     LearnedPositions2D,
@@ -66,9 +71,7 @@ class AbsolutePositionalEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("kind", kind, ("learned", "sinusoidal"))
-        check_sizes(**{"grid (rows)": grid[0], "grid (columns)": grid[1]}, dim=dim)
-        self.grid = grid
-        self.rows, self.columns = grid
+        self.grid = self.rows, self.columns = height_and_width("grid", grid)
         self.positions = (
             LearnedPositions2D(grid, dim, device=device, dtype=dtype)
             if kind == "learned"
@@ -128,6 +131,7 @@ class RelativePositionalEmbedding(nn.Module):
         tensor([[-2.,  0., -4.]], grad_fn=...)
     """
 
+    @checked
     def __init__(
         self,
         centers: Float[Tensor, "heads 2"] | Sequence[Sequence[float | int]],
@@ -151,6 +155,11 @@ class RelativePositionalEmbedding(nn.Module):
         self.centers = nn.Parameter(placed.clone())
         self.sharpness = nn.Parameter(torch.full_like(placed[:, 0], sharpness))
 
+    def extra_repr(self) -> str:
+        """Show the number of heads in `repr`."""
+        return f"heads={len(self.centers)}"
+
+    @checked
     def embeddings(
         self, rows: int, columns: int
     ) -> Float[Tensor, "i j rows columns 3"]:
@@ -165,9 +174,10 @@ class RelativePositionalEmbedding(nn.Module):
 
     def head_vectors(self) -> Float[Tensor, "heads 3"]:
         """Return $v^{(h)}$."""
-        terms = nn.functional.pad(-2.0 * self.centers, (1, 0), value=1.0)
+        terms = F.pad(-2.0 * self.centers, (1, 0), value=1.0)
         return -rearrange(self.sharpness, "h -> h 1") * terms
 
+    @checked
     def forward(
         self, rows: int, columns: int
     ) -> Float[Tensor, "heads i j rows columns"]:
@@ -182,6 +192,7 @@ class RelativePositionalEmbedding(nn.Module):
         return rearrange(joint, "h i j (k l) -> h i j k l", k=rows)
 
 
+@checked
 def visualize_abs_positional_embedding(
     embedding: AbsolutePositionalEmbedding,
     query: tuple[int, int],
@@ -208,12 +219,13 @@ def visualize_abs_positional_embedding(
         True
     """
     _check_query(query, embedding.grid)
-    directions = nn.functional.normalize(embedding.embeddings().detach(), dim=-1)
-    similarity = einsum(directions[query], directions, "d, i j d -> i j")
+    table = embedding.embeddings().detach()
+    similarity = F.cosine_similarity(table, table[query], dim=-1)
     _draw([similarity], [f"similarity to {query}"], None if axes is None else [axes])
     return similarity
 
 
+@checked
 def visualize_rel_positional_embedding(
     embedding: RelativePositionalEmbedding,
     grid: tuple[int, int],
@@ -250,6 +262,7 @@ def visualize_rel_positional_embedding(
     return maps
 
 
+@checked
 def verify_limit(
     center: Sequence[float | int],
     sharpnesses: Sequence[float | int],

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import check_sizes
+from transformers_hw._engine.shapes import checked
 from transformers_hw.attention_as_convolution.gaussian import GaussianSelfAttention
 
 # Beyond this, a layer is so flat that its convolution would be of no use.
@@ -37,6 +38,7 @@ class EffectiveConvolution(NamedTuple):
     border_error: Float[Tensor, " e"]
 
 
+@checked
 def effective_kernel(
     layer: GaussianSelfAttention, size: int
 ) -> Float[Tensor, "e d size size"]:
@@ -80,6 +82,7 @@ def effective_kernel(
     return _kernel(layer, window(weights, size))
 
 
+@checked
 def convolution_from_attention(
     layer: GaussianSelfAttention, *, share: float = 0.999
 ) -> EffectiveConvolution:

@@ -7,14 +7,19 @@ attention come from.
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transformers_hw._engine.arguments import check_choice, check_dropout, check_sizes
+from transformers_hw._engine.arguments import (
+    Factory,
+    check_choice,
+    check_dropout,
+    check_sizes,
+)
 from transformers_hw._engine.shapes import checked
 from transformers_hw.attention_as_convolution.gaussian import GaussianSelfAttention
 from transformers_hw.attention_as_convolution.learned_relative import (
@@ -24,11 +29,6 @@ from transformers_hw.transformer import FeedForward, LayerNorm
 from transformers_hw.vision_transformer import PatchEmbedding
 
 Encoding = Literal["gaussian", "learned", "learned+content"]
-
-
-class _Factory(TypedDict, total=False):
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 class BertFFN(nn.Module):
@@ -73,6 +73,7 @@ class BertFFN(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.norm = LayerNorm(dim, eps=eps, device=device, dtype=dtype)
 
+    @checked
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Transform each token."""
         return self.norm(x + self.dropout(self.network(x)))
@@ -110,6 +111,7 @@ class ImageBertLayer(nn.Module):
             dim, hidden_dim, dropout=dropout, device=device, dtype=dtype
         )
 
+    @checked
     def forward(
         self, x: Float[Tensor, "b rows columns d"]
     ) -> Float[Tensor, "b rows columns d"]:
@@ -207,7 +209,7 @@ class ImageBert(nn.Module):
         dropout: float = 0.1,
         attention_dropout: float = 0.0,
         max_size: int = 16,
-        **factory: Unpack[_Factory],
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         check_sizes(num_classes=num_classes, depth=depth)
@@ -247,6 +249,7 @@ class ImageBert(nn.Module):
         )
         self.classifier = nn.Linear(dim, num_classes, **factory)
 
+    @checked
     def forward(
         self, images: Float[Tensor, "b channels height width"]
     ) -> Float[Tensor, "b classes"]:

@@ -28,6 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import check_choice, check_sizes
+from transformers_hw._engine.shapes import checked
 from transformers_hw.vision_transformer import VisionTransformer
 
 Attend = Literal["shifts", "mimetic"]
@@ -37,6 +38,7 @@ MIMETIC_SCORES, MIMETIC_VALUES = (0.7, 0.7), (0.4, -0.4)
 WHITENING_POWER, WHITENING_FLOOR = 0.35, 0.02
 
 
+@checked
 def neighbor_offsets(heads: int, layer: int = 0) -> list[tuple[int, int]]:
     """Return the offsets, key minus query, at which the heads of a layer start.
 
@@ -76,6 +78,7 @@ def _ring(radius: int) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
+@checked
 def initialize(
     model: nn.Module,
     images: Float[Tensor, "b channels height width"],

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from einops import einsum, rearrange
 
+from transformers_hw._engine.shapes import checked
 from transformers_hw.attention_as_convolution.effective import offset_weights, window
 from transformers_hw.attention_as_convolution.gaussian import GaussianSelfAttention
 
@@ -45,6 +46,7 @@ class HeadMetrics:
 
 
 @torch.no_grad()
+@checked
 def head_metrics(
     layer: GaussianSelfAttention, *, tolerance: float = 0.1
 ) -> HeadMetrics:
@@ -89,10 +91,6 @@ def head_metrics(
         >>> [head_metrics(layer.attention).energy_5x5 <= 1 for layer in model.layers]
         [True, True]
     """
-    if not isinstance(layer, GaussianSelfAttention):
-        raise TypeError(
-            f"layer must be a GaussianSelfAttention, got {type(layer).__name__}."
-        )
     weights = offset_weights(layer, at_least=2)
     radius, side = weights.shape[1] // 2, weights.shape[1]
     peaks, at = rearrange(weights, "h k l -> h (k l)").max(dim=-1)

@@ -9,8 +9,8 @@ from einops import einsum, pack, rearrange, reduce
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transformers_hw._engine.arguments import check_sizes
-from transformers_hw._engine.mixing import query_positions
+from transformers_hw._engine.arguments import check_sizes, height_and_width
+from transformers_hw._engine.mixing import query_positions, reset_value_weight
 from transformers_hw._engine.shapes import checked
 from transformers_hw.attention import softmax
 
@@ -66,24 +66,21 @@ class RelativeTableAttention(nn.Module):
         super().__init__()
         output_dim = dim if output_dim is None else output_dim
         check_sizes(dim=dim, heads=heads, output_dim=output_dim)
-        for name, (down, right) in (("window", window), ("dilation", dilation)):
-            check_sizes(**{f"{name} (rows)": down, f"{name} (columns)": right})
         self.dim, self.heads, self.output_dim = dim, heads, output_dim
-        self.window, self.dilation = window, dilation
+        self.window = height_and_width("window", window)
+        self.dilation = height_and_width("dilation", dilation)
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
-        self.scores = parameter(heads, *window)
+        self.scores = parameter(heads, *self.window)
         self.value_weight = parameter(heads, dim, output_dim)
         self.bias = parameter(output_dim) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set uniform weights; draw values by Glorot's uniform rule."""
-        nn.init.xavier_uniform_(
-            rearrange(self.value_weight.detach(), "h d e -> (h d) e")
-        )
+        reset_value_weight(self.value_weight)
         nn.init.zeros_(self.scores)
         if self.bias is not None:
             nn.init.zeros_(self.bias)

@@ -10,11 +10,11 @@ import torch
 
 from transformers_hw._engine.arguments import check_choice
 
-Device = Literal["auto", "cpu", "cuda", "mps"]
+DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
-def pick_device(device: Device = "auto") -> torch.device:
+def pick_device(device: DeviceName = "auto") -> torch.device:
     """Return the device to compute on.
 
     Args:

@@ -32,7 +32,7 @@ from transformers_hw._engine.arguments import (
 from transformers_hw.lab.batching import Batches, ImageBatches
 from transformers_hw.lab.checkpoint import CheckpointError, Progress
 from transformers_hw.lab.dataset import Dataset, Split
-from transformers_hw.lab.devices import Device, pick_device
+from transformers_hw.lab.devices import DeviceName, pick_device
 from transformers_hw.lab.distributed import Distributed, init_distributed
 from transformers_hw.lab.download import DownloadError
 from transformers_hw.lab.files import DamagedFileError, FolderInUseError
@@ -63,7 +63,7 @@ class ExampleConfig:
 
     seed: int = 0
     """Seed of all random draws."""
-    device: Device = "auto"
+    device: DeviceName = "auto"
     """Device to compute on; auto takes a GPU if there is one."""
     out: Path = Path("runs")
     """Folder for the record and the figures."""
@@ -257,11 +257,6 @@ def spread(values: Iterable[float], digits: int = 4) -> dict[str, float]:
     return {name: round(number, digits) for name, number in numbers.items()}
 
 
-def count_parameters(model: nn.Module) -> int:
-    """Return the number of a model's parameters."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 class Part(NamedTuple):
     """A part of an example, with a record and figures of its own.
 
@@ -433,7 +428,7 @@ def _check_numbers(config: Any) -> None:
             _check_numbers(value)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int) and not isinstance(number, bool):
-                # Zero is a seed, and means no cropping; it is no number of epochs.
+                # Zero is a seed, and means no cropping; a run has at least one epoch.
                 zero = field.name in ("seed", "crop_padding")
                 (check_lengths if zero else check_sizes)(**{field.name: number})
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import check_choice, check_sizes
-from transformers_hw.lab.devices import Device, Precision
+from transformers_hw.lab.devices import DeviceName, Precision
 
 Optimizer = Literal["adamw", "sgd"]
 Schedule = Literal["cosine", "constant"]
@@ -69,7 +69,7 @@ class TrainingConfig:
     clip_norm: float | None = 1.0
     evaluate_every: int | None = None
     seed: int = 0
-    device: Device = "auto"
+    device: DeviceName = "auto"
     precision: Precision = "auto"
     compiled: bool = True
     tensorboard: bool = False
@@ -89,7 +89,7 @@ class TrainingConfig:
         check_sizes(batch_size=self.batch_size)
         check_choice("optimizer", self.optimizer, get_args(Optimizer))
         check_choice("schedule", self.schedule, get_args(Schedule))
-        check_choice("device", self.device, get_args(Device))
+        check_choice("device", self.device, get_args(DeviceName))
         check_choice("precision", self.precision, get_args(Precision))
         for name in ("learning_rate", "weight_decay", "warmup_steps"):
             value = getattr(self, name)

@@ -1,11 +1,14 @@
 """The settings of layers and stacks, with their defaults."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
-import torch
-
-from transformers_hw._engine.arguments import check_choice, check_sizes
+from transformers_hw._engine.arguments import (
+    Factory,
+    check_choice,
+    check_sizes,
+    named_parts,
+)
 from transformers_hw.multi_head_attention import PROJECTIONS
 
 Norm = Literal["pre", "post"]
@@ -16,7 +19,7 @@ Bias = bool | tuple[str, ...]
 BIASED = (*PROJECTIONS, "feed_forward", "norm")
 
 
-class LayerOptions(TypedDict, total=False):
+class LayerOptions(Factory, total=False):
     """The keywords that every layer takes, and every stack and model passes on.
 
     Attributes:
@@ -39,8 +42,6 @@ class LayerOptions(TypedDict, total=False):
     dropout: float
     eps: float
     bias: Bias
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,7 @@ class LayerConfig:
         """Raise unless sizes are positive and names are known."""
         check_sizes(dim=self.dim, heads=self.heads, hidden_dim=self.hidden_dim)
         check_choice("norm", self.norm, ("pre", "post"))
-        if not isinstance(self.bias, bool) and (
-            isinstance(self.bias, str) or not set(self.bias) <= set(BIASED)
-        ):
-            raise ValueError(
-                f"bias must be True, False or names among {BIASED}, got {self.bias!r}."
-            )
+        named_parts("bias", self.bias, BIASED)
 
     @property
     def options(self) -> LayerOptions:
@@ -94,7 +90,7 @@ class LayerConfig:
 
     def biases(self, *parts: str) -> tuple[str, ...]:
         """Return which of these parts have biases."""
-        named = BIASED if self.bias is True else self.bias or ()
+        named = named_parts("bias", self.bias, BIASED)
         return tuple(part for part in parts if part in named)
 
 

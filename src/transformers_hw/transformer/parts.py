@@ -234,3 +234,7 @@ class FeedForward(nn.Module):
         """Transform each token."""
         hidden = ACTIVATIONS[self.activation](self.hidden_proj(x))
         return self.output_proj(self.dropout(hidden))
+
+    def extra_repr(self) -> str:
+        """Show the activation in `repr`."""
+        return f"activation={self.activation!r}"

@@ -94,6 +94,7 @@ class DecoderCache:
         depth: Number of layers.
     """
 
+    @checked
     def __init__(self, depth: int) -> None:
         check_sizes(depth=depth)
         self.layers = [(KeyValueCache(), KeyValueCache()) for _ in range(depth)]

@@ -67,6 +67,7 @@ def label_smoothing_loss(
     return loss.masked_fill(~real, 0.0).sum() / real.sum().clamp(min=1)
 
 
+@checked
 def transformer_learning_rate(step: int, *, dim: int, warmup: int = 4000) -> float:
     r"""Return the learning rate: linear warm-up, then inverse square-root decay.
 
