@@ -20,11 +20,11 @@ from transformers_hw.lab.experiment import (
     Metrics,
     Results,
     TrainingExampleConfig,
-    count_parameters,
     run_example,
 )
 from transformers_hw.lab.plotting import Theme, heatmap, label_line
 from transformers_hw.positional_encoding import OneHotPositions
+from transformers_hw.summary import count_parameters
 
 CHANNELS, SHARES = 12, (1, 2, 3, 4, 6, 12)
 

@@ -24,7 +24,6 @@ from transformers_hw.lab.experiment import (
     Metrics,
     Results,
     TrainingExampleConfig,
-    count_parameters,
     minutes,
     run_example,
 )
@@ -32,6 +31,7 @@ from transformers_hw.lab.objectives import cross_entropy_sums
 from transformers_hw.lab.plotting import Theme, heatmap, label_line
 from transformers_hw.probes import capture_weights
 from transformers_hw.seq2seq import Seq2Seq
+from transformers_hw.summary import count_parameters
 from transformers_hw.transformer import Transformer
 
 TASK = ChangeOfCase()

@@ -270,6 +270,7 @@ def softmax(
     return weights.to(scores.dtype)
 
 
+@checked
 def causal_mask(
     queries: int, keys: int | None = None, *, device: torch.device | str | None = None
 ) -> Bool[Tensor, "queries keys"]:
@@ -305,8 +306,8 @@ def causal_mask(
 
 @checked
 def padding_mask(
-    lengths: Int[Tensor, " batch"], length: int | None = None
-) -> Bool[Tensor, "batch length"]:
+    lengths: Int[Tensor, " batch"], max_length: int | None = None
+) -> Bool[Tensor, "batch max_length"]:
     """Mark the real tokens of sequences that are padded to a common length.
 
     `True` marks a real token: the opposite of the `key_padding_mask` of
@@ -315,7 +316,7 @@ def padding_mask(
 
     Args:
         lengths: Numbers of real tokens, which come first in each sequence.
-        length: The common length, or `None` for the longest of `lengths`.
+        max_length: The common length, or `None` for the longest of `lengths`.
 
     Returns:
         The mask, `True` for a real token. `dot_product_attention` needs axes for the
@@ -324,7 +325,7 @@ def padding_mask(
     Raises:
         TypeError: If `lengths` is not an integer tensor.
         ValueError: If `lengths` has several axes, as token ids do, or a length is
-            negative or exceeds `length`.
+            negative or exceeds `max_length`.
 
     Examples:
         >>> padding_mask(torch.tensor([1, 3])).int()
@@ -332,13 +333,13 @@ def padding_mask(
                 [1, 1, 1]], dtype=torch.int32)
     """
     longest = int(lengths.max()) if lengths.numel() else 0
-    length = longest if length is None else length
-    if longest > length or (lengths.numel() and int(lengths.min()) < 0):
+    max_length = longest if max_length is None else max_length
+    if longest > max_length or (lengths.numel() and int(lengths.min()) < 0):
         raise ValueError(
-            f"lengths must be between 0 and the common length {length}, "
+            f"lengths must be between 0 and the common length {max_length}, "
             f"got {lengths.tolist()}."
         )
-    positions = torch.arange(length, device=lengths.device)
+    positions = torch.arange(max_length, device=lengths.device)
     return positions < rearrange(lengths, "... -> ... 1")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from transformers_hw._engine.arguments import check_choice
+from transformers_hw._engine.shapes import checked
 from transformers_hw.attention_as_convolution.gaussian import GaussianSelfAttention
 from transformers_hw.attention_as_convolution.relative_table import (
     RelativeTableAttention,
@@ -87,6 +88,7 @@ class PaddedAttention(nn.Module):
         padding_mode: `"zeros"`, `"reflect"`, `"replicate"` or `"circular"`.
     """
 
+    @checked
     def __init__(
         self,
         attention: GaussianSelfAttention | RelativeTableAttention,
@@ -103,6 +105,7 @@ class PaddedAttention(nn.Module):
             attention, GaussianSelfAttention
         )
 
+    @checked
     def forward(self, x: Float[Tensor, "*images"]) -> Float[Tensor, "*convolved"]:
         """Convolve images `(b, c, h, w)` or sequences `(b, c, n)`.
 
@@ -143,6 +146,7 @@ class PaddedAttention(nn.Module):
         return f"axes={self.axes}, padding_mode={self.padding_mode!r}"
 
 
+@checked
 def attention_from_convolution(
     conv: nn.Module,
     *,
@@ -253,6 +257,7 @@ def attention_from_convolution(
     return padded.train(conv.training)
 
 
+@checked
 def attentionize(model: nn.Module, *, sharpness: float | int = math.inf) -> nn.Module:
     r"""Copy a model, and replace every convolution in the copy by attention.
 

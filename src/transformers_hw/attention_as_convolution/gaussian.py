@@ -36,6 +36,7 @@ from transformers_hw._engine.mixing import (
     mix_shifted,
     outer,
     query_positions,
+    reset_value_weight,
 )
 from transformers_hw._engine.shapes import checked
 from transformers_hw.attention import softmax
@@ -181,9 +182,7 @@ class GaussianSelfAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Set initial centers and sharpness; draw values by Glorot's uniform rule."""
-        nn.init.xavier_uniform_(
-            rearrange(self.value_weight.detach(), "h d e -> (h d) e")
-        )
+        reset_value_weight(self.value_weight)
         for zero in (self.bias, self.shear):
             if zero is not None:
                 nn.init.zeros_(zero)
@@ -268,6 +267,7 @@ class GaussianSelfAttention(nn.Module):
         by_row, by_column = self._axis_weights(at, (rows, columns))
         return mix_separably(by_row.to(x.dtype), by_column.to(x.dtype), *values)
 
+    @checked
     def weights(
         self, rows: int, columns: int, *, queries: tuple[slice, slice] | None = None
     ) -> Float[Tensor, "heads i j {rows} {columns}"]:
@@ -312,8 +312,8 @@ class GaussianSelfAttention(nn.Module):
     ) -> list[Float[Tensor, "{self.heads} queries keys"]]:
         weights = []
         for axis, alpha in enumerate(self.alphas()):
-            before, beyond = self._squares(axis, at[axis], sizes[axis])
-            scores = rearrange(alpha, "h -> h 1 1") * before * beyond
+            left, right = self._squares(axis, at[axis], sizes[axis])
+            scores = rearrange(alpha, "h -> h 1 1") * left * right
             weights.append(
                 softmax(scores, math.inf) if self.hard else scores.softmax(-1)
             )
