@@ -1,6 +1,8 @@
 """Chapter 3 against nn.MultiheadAttention, nn.Conv1d and counting by hand."""
 
+import linecache
 import math
+import warnings
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from transformers_hw import (
+    Encoder,
     KeyValueCache,
     MultiHeadAttention,
     RelativePositionBias,
@@ -20,6 +23,7 @@ from transformers_hw import (
 )
 from transformers_hw.positional_encoding import OneHotPositions
 from transformers_hw.self_attention import convolution_attention
+from transformers_hw.seq2seq import GRU
 
 F64 = torch.float64
 EXACT = {"rtol": 0.0, "atol": 1e-12}
@@ -90,6 +94,7 @@ MASKS: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kind", MASKS)
 def test_matches_nn_multihead_attention(kind, bias, widths, return_weights):
+    """Outputs, weights and gradients agree with PyTorch's layer to 1e-10."""
     kdim, vdim = widths.get("kdim", 12), widths.get("vdim", 12)
     ours = MultiHeadAttention(
         12, H, context_dim=kdim, values_dim=vdim, bias=bias, dtype=F64
@@ -112,6 +117,7 @@ def test_matches_nn_multihead_attention(kind, bias, widths, return_weights):
 
 @pytest.mark.question("nyu-1.2a", "nyu-1.3a")
 def test_the_formula_head_by_head_with_tokens_in_columns():
+    """The layer equals the formula, written head by head with columns."""
     layer = MultiHeadAttention(12, H, bias=False, dtype=F64)
     X, C = tokens(12, Q), tokens(12, K)
     heads = []
@@ -130,6 +136,7 @@ def test_the_formula_head_by_head_with_tokens_in_columns():
 
 @pytest.mark.question("nyu-1.2a")
 def test_the_scale_uses_the_width_of_one_head():
+    """The scale uses the width of one head."""
     layer = MultiHeadAttention(12, H, dtype=F64)
     x = tokens(B, Q, 12)
     same = MultiHeadAttention(12, H, scale=1 / math.sqrt(4), dtype=F64)
@@ -141,32 +148,8 @@ def test_the_scale_uses_the_width_of_one_head():
 
 
 @pytest.mark.question("nyu-1.2b")
-def test_heads_keep_the_parameters_that_groups_divide():
-    def count(layer: nn.Module) -> int:
-        return sum(p.numel() for p in layer.parameters())
-
-    by_heads = [count(MultiHeadAttention(12, h, bias=False)) for h in (1, 2, 3, 6)]
-    grouped = [nn.Conv1d(12, 12, 1, groups=g, bias=False) for g in (1, 2, 3, 6)]
-    assert by_heads == [4 * 12 * 12] * 4
-    assert [count(layer) for layer in grouped] == [144, 72, 48, 24]
-
-
-@pytest.mark.question("nyu-1.2b")
-def test_every_head_sees_all_channels_where_a_group_sees_its_own():
-    x = tokens(1, Q, 12).requires_grad_()
-    layer = MultiHeadAttention(12, H, dtype=F64)
-    first_head = side_by_side(layer, x)[0]
-    seen = torch.autograd.grad(first_head.square().sum(), x)[0].abs().sum((0, 1))
-    assert (seen > 0).all()
-    grouped = nn.Conv1d(12, 12, 1, groups=H, dtype=F64)
-    first_group = grouped(x.mT)[:, :4]
-    seen = torch.autograd.grad(first_group.square().sum(), x)[0].abs().sum((0, 1))
-    assert (seen[:4] > 0).all()
-    assert (seen[4:] == 0).all()
-
-
-@pytest.mark.question("nyu-1.2b")
 def test_by_offset_heads_are_groups_between_two_pointwise_convolutions():
+    """Heads with weights by offset equal a grouped convolution."""
     n, d, h = 7, 6, 3
     taps = torch.softmax(tokens(h, 3), dim=-1)
     layer = MultiHeadAttention(d, h, dtype=F64)
@@ -187,11 +170,40 @@ def test_by_offset_heads_are_groups_between_two_pointwise_convolutions():
     assert_close(found[:, 1:-1], layer.output_proj(mixed), **EXACT)
 
 
+@pytest.mark.question("nyu-1.2b")
+def test_every_head_sees_all_channels_where_a_group_sees_its_own():
+    """A head reads all channels, and a group only its own."""
+    x = tokens(1, Q, 12).requires_grad_()
+    layer = MultiHeadAttention(12, H, dtype=F64)
+    first_head = side_by_side(layer, x)[0]
+    seen = torch.autograd.grad(first_head.square().sum(), x)[0].abs().sum((0, 1))
+    assert (seen > 0).all()
+    grouped = nn.Conv1d(12, 12, 1, groups=H, dtype=F64)
+    first_group = grouped(x.mT)[:, :4]
+    seen = torch.autograd.grad(first_group.square().sum(), x)[0].abs().sum((0, 1))
+    assert (seen[:4] > 0).all()
+    assert (seen[4:] == 0).all()
+
+
+@pytest.mark.question("nyu-1.2b")
+def test_heads_keep_the_parameters_that_groups_divide():
+    """Groups divide the number of parameters, and heads do not."""
+
+    def count(layer: nn.Module) -> int:
+        return sum(p.numel() for p in layer.parameters())
+
+    by_heads = [count(MultiHeadAttention(12, h, bias=False)) for h in (1, 2, 3, 6)]
+    grouped = [nn.Conv1d(12, 12, 1, groups=g, bias=False) for g in (1, 2, 3, 6)]
+    assert by_heads == [4 * 12 * 12] * 4
+    assert [count(layer) for layer in grouped] == [144, 72, 48, 24]
+
+
 # The output of h heads
 
 
 @pytest.mark.question("nyu-1.2a")
 def test_values_inside_the_softmax_are_not_averaged():
+    """With the values inside the softmax, every output sums to one."""
     # The claim: softmax((QKᵀ / √d) V), here with tokens in rows.
     Q, K = tokens(5, 3), tokens(7, 3)
     V = torch.full((7, 2), 100.0, dtype=F64)
@@ -204,6 +216,7 @@ def test_values_inside_the_softmax_are_not_averaged():
 
 @pytest.mark.question("nyu-1.2a")
 def test_heads_without_projections_of_their_own_are_copies():
+    """Heads without projections of their own are copies."""
     x = tokens(2, 5, 4)
     layer = MultiHeadAttention(4, 3, head_dim=4, bias=False, dtype=F64)
     first, second, third = side_by_side(layer, x)
@@ -218,6 +231,7 @@ def test_heads_without_projections_of_their_own_are_copies():
 
 @pytest.mark.question("nyu-1.2a", "nyu-1.3a")
 def test_only_the_output_projection_lets_heads_meet():
+    """Before the output projection, a channel depends on one head."""
     x, layer = tokens(1, 5, 12), MultiHeadAttention(12, 3, bias=False, dtype=F64)
 
     def heads_behind(channel: Tensor) -> list[bool]:
@@ -231,6 +245,7 @@ def test_only_the_output_projection_lets_heads_meet():
 
 @pytest.mark.question("quiz-2.2")
 def test_scaled_products_alone_are_scores_and_not_yet_attention():
+    """Scores, softmax and weighted sum give the library's output."""
     query, key, value = tokens(1, 5, 3), tokens(1, 7, 3), tokens(1, 7, 2)
     scores = query @ key.mT / math.sqrt(3)
     assert scores.shape == (1, 5, 7)
@@ -242,7 +257,19 @@ def test_scaled_products_alone_are_scores_and_not_yet_attention():
 
 
 @pytest.mark.question("quiz-2.2")
+def test_one_query_vector_gives_one_output_vector():
+    """A query alone gets the output that it gets among others."""
+    query, key, value = tokens(5, 3), tokens(7, 3), tokens(7, 2)
+    together = dot_product_attention(query, key, value)
+    for q, found in zip(query, together, strict=True):
+        matches = [math.exp(q @ k / math.sqrt(3)) for k in key]
+        weighted = [match * v for match, v in zip(matches, value, strict=True)]
+        assert_close(found, torch.stack(weighted).sum(0) / sum(matches), **EXACT)
+
+
+@pytest.mark.question("quiz-2.2")
 def test_the_output_is_a_sum_of_heads_each_times_its_own_matrix():
+    """The output is a sum of heads, each times its own matrix."""
     x, layer = tokens(2, 5, 4), MultiHeadAttention(4, 2, bias=False, dtype=F64)
     heads = side_by_side(layer, x)
     output = layer(x)
@@ -255,6 +282,7 @@ def test_the_output_is_a_sum_of_heads_each_times_its_own_matrix():
 
 @pytest.mark.question("quiz-2.2")
 def test_no_weighted_sum_of_heads_is_multi_head_attention():
+    """No weighted sum of heads comes near the output."""
     x = tokens(2, 5, 4)
     layer = MultiHeadAttention(4, 2, head_dim=4, bias=False, dtype=F64)
     heads = rearrange(side_by_side(layer, x), "h b n d -> (b n d) h")
@@ -268,17 +296,11 @@ def test_no_weighted_sum_of_heads_is_multi_head_attention():
 
 
 @pytest.mark.question("eecs-2d", "nyu-1.4c")
-def test_one_head_cannot_mix_two_neighbors_differently_and_two_can():
-    # y_i = W₁x_{i-1} + W₂x_{i+1}. One head whose weights depend on places gives a·W to
-    # the one neighbor and b·W to the other: as rows of a matrix, (W₁, W₂) would have
-    # rank one. The nearest such matrix is as far away as the second singular value.
+def test_two_heads_apply_two_matrices_to_two_neighbors():
+    """Two heads apply one matrix to the left neighbor and another to the right."""
     w1, w2 = tokens(2, 2), tokens(2, 2)
-    wanted = torch.stack([w1.flatten(), w2.flatten()])
-    least_error_of_one_head = torch.linalg.svdvals(wanted)[1]
-    assert least_error_of_one_head > 0.1
-
-    first = torch.zeros(7, 7).diagonal_scatter(torch.ones(6), -1)
-    second = torch.zeros(7, 7).diagonal_scatter(torch.ones(6), 1)
+    left = torch.zeros(7, 7).diagonal_scatter(torch.ones(6), -1)
+    right = torch.zeros(7, 7).diagonal_scatter(torch.ones(6), 1)
     layer = MultiHeadAttention(
         2, 2, head_dim=1, value_head_dim=2, bias=False, dtype=F64
     )
@@ -286,25 +308,26 @@ def test_one_head_cannot_mix_two_neighbors_differently_and_two_can():
         layer.value_proj.weight.copy_(torch.cat([w1.T, w2.T]))
         layer.output_proj.weight.copy_(torch.eye(2).repeat(1, 2))
     x = tokens(1, 7, 2)
-    found = layer(x, mask=torch.stack([first, second])[None].bool())
+    found = layer(x, mask=torch.stack([left, right])[None].bool())
     expected = x.roll(1, 1) @ w1 + x.roll(-1, 1) @ w2
-    assert torch.allclose(found[:, 1:-1], expected[:, 1:-1], **EXACT)
+    assert_close(found[:, 1:-1], expected[:, 1:-1], **EXACT)
 
 
 @pytest.mark.question("eecs-2d")
 @pytest.mark.parametrize("seed", range(5))
-def test_however_it_looks_one_head_has_one_matrix_for_all_places(seed: int):
+def test_one_head_has_one_matrix_for_all_positions_whatever_its_weights(seed: int):
+    """To one head, all large tokens contribute multiples of one vector."""
     torch.manual_seed(seed)
     n, d, here = 7, 3, 3
     head = SelfAttention(d, positions=OneHotPositions(n), dtype=F64)
     parts = head.attention
     W = parts.output_proj.weight @ parts.value_proj.weight[:, :d]
     u, height = tokens(d), 1e9
-    # One token is large, all others are zero. The codes and biases are not scaled.
+    # One token is large, all others are zero. Positions and biases are not scaled.
     answers = []
-    for place in (here - 1, here + 1):
+    for position in (here - 1, here + 1):
         x = torch.zeros(1, n, d, dtype=F64)
-        x[0, place] = height * u
+        x[0, position] = height * u
         found = head(x)[0, here] / height
         share = (found @ (W @ u)) / (W @ u).square().sum()
         assert_close(found, share * (W @ u), rtol=0.0, atol=1e-6)
@@ -316,7 +339,8 @@ def test_however_it_looks_one_head_has_one_matrix_for_all_places(seed: int):
 
 @pytest.mark.question("eecs-2d")
 @pytest.mark.parametrize("agree", [True, False])
-def test_the_least_error_of_a_head_that_knows_only_places(agree: bool):
+def test_the_least_error_of_a_head_that_knows_only_positions(agree: bool):
+    """The formula for the least error agrees with a search."""
     # Such a head gives aW to the one neighbor and bW to the other, with a, b ≥ 0.
     # For white tokens the expected error is ‖aW - W₁‖² + ‖bW - W₂‖².
     W1, W2 = tokens(3, 3), tokens(3, 3)
@@ -334,13 +358,14 @@ def test_the_least_error_of_a_head_that_knows_only_places(agree: bool):
 
 
 @pytest.mark.question("eecs-2d")
-def test_a_head_that_sees_contents_and_codes_comes_near_on_small_tokens_only():
+def test_a_head_that_sees_contents_and_positions_comes_near_on_small_tokens_only():
+    """One head comes near on small tokens, and fails on large ones."""
     # Tokens l and r on either side get scores ±εl and ±εr, and values
     # l(1, 1) ± (1, -1)/ε and r(1, 1) ∓ (1, -1)/ε. As ε vanishes, the weights tend to
     # a half, and the output to ½(l + r)(1, 1) + ½(l - r)(1, -1) = (l, r).
     n, eps = 8, 1e-6
-    place = torch.arange(n)
-    neighbors = (place - rearrange(place, "i -> i 1")).abs() == 1
+    position = torch.arange(n)
+    neighbors = (position - rearrange(position, "i -> i 1")).abs() == 1
     sign = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=F64).repeat(2)
     head = SelfAttention(
         1, positions=OneHotPositions(n), head_dim=n + 1, value_head_dim=2, output_dim=2,
@@ -368,8 +393,29 @@ def test_a_head_that_sees_contents_and_codes_comes_near_on_small_tokens_only():
         assert nearest <= error < furthest
 
 
+@pytest.mark.question("eecs-2d")
+def test_one_head_reaches_any_distance():
+    """One head copies the first of 300 tokens to the last position."""
+    n, d = 300, 3
+    head = SelfAttention(
+        d, positions=OneHotPositions(n), head_dim=1, value_head_dim=d, scale=math.inf,
+        bias=False, dtype=F64,
+    )  # fmt: skip
+    parts = head.attention
+    with torch.no_grad():
+        for projection in (parts.query_proj, parts.key_proj, parts.value_proj):
+            projection.weight.zero_()
+        parts.query_proj.weight[0, d:] = 1.0  # every position
+        parts.key_proj.weight[0, d] = 1.0  # the first position
+        parts.value_proj.weight[:, :d] = torch.eye(d)
+        parts.output_proj.weight.copy_(torch.eye(d))
+    x = tokens(2, n, d)
+    assert_close(head(x)[:, -1], x[:, 0], **EXACT)
+
+
 @pytest.mark.question("nyu-1.4c")
 def test_nothing_makes_heads_differ_two_alike_stay_alike():
+    """Two heads that start equal stay equal in training."""
     layer = MultiHeadAttention(8, 2, dtype=F64)
     with torch.no_grad():
         for projection in (layer.query_proj, layer.key_proj, layer.value_proj):
@@ -389,6 +435,7 @@ def test_nothing_makes_heads_differ_two_alike_stay_alike():
 
 @pytest.mark.question("nyu-1.4c")
 def test_a_base_layer_of_the_paper_has_a_million_parameters():
+    """A layer of the paper's base model has 1,048,576 weights."""
     layer = MultiHeadAttention(512, 8, bias=False)
     assert sum(p.numel() for p in layer.parameters()) == 1_048_576
 
@@ -500,10 +547,21 @@ def test_repr_shows_the_heads():
     assert "scale=2.0" in shown
 
 
-def test_a_padding_mask_in_pytorchs_convention_is_noticed():
-    layer, x = MultiHeadAttention(12, H), torch.randn(B, K, 12)
-    with pytest.warns(UserWarning, match="key_padding_mask it marks padding"):
+@pytest.mark.unhooked
+@pytest.mark.parametrize(
+    "layer",
+    [MultiHeadAttention(12, H), Encoder(12, H, hidden_dim=5, depth=3), GRU(12, 5)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_padding_mask_in_pytorchs_convention_is_noticed_at_the_users_line(layer):
+    x = torch.randn(B, K, 12)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
         layer(x, padding_mask=~PADDING)
+    (warning,) = caught
+    assert "key_padding_mask it marks padding" in str(warning.message)
+    assert warning.filename == __file__
+    assert "layer(x, padding_mask=~" in linecache.getline(__file__, warning.lineno)
 
 
 LAYER, X = MultiHeadAttention(12, 3), torch.zeros(2, 5, 12)
@@ -528,8 +586,12 @@ LAYER, X = MultiHeadAttention(12, 3), torch.zeros(2, 5, 12)
      "torch.float32, got torch.float64."),
     ("as many masks as samples and heads",
      lambda: LAYER(torch.zeros(3, 5, 12), mask=torch.ones(3, 5, 5).bool()),
-     ValueError, "mask must be (q, k) or (b, heads, q, k), … (5, 5) or (3, 3, 5, 5), "
-     "got shape"),
+     ValueError, "mask must be broadcastable to (5, keys) or (3, 3, 5, keys), got …"),
+    ("a mask of other keys", lambda: LAYER(X, mask=torch.ones(5, 4).bool()),
+     ValueError, "mask must be broadcastable to (2, 3, 5, 5), got shape (5, 4)."),
+    ("masks that disagree",
+     lambda: LAYER(X, mask=torch.ones(5, 4).bool(), padding_mask=torch.ones(2, 5) > 0),
+     ValueError, "mask must be broadcastable to (5, 5) or (2, 3, 5, 5), got … (5, 4)"),
     ("a padding mask of numbers", lambda: LAYER(X, padding_mask=torch.ones(2, 5)),
      TypeError, "padding_mask must be a boolean tensor (True = a real token), got "
      "torch.float"),

@@ -39,7 +39,7 @@ def head(
         powers = [math.exp(score - max(row)) for score in row]
         weights.append([power / sum(powers) for power in powers])
     outputs = [
-        sum(a * number for a, (_, _, number) in zip(row, words, strict=True))
+        math.fsum(a * number for a, (_, _, number) in zip(row, words, strict=True))
         for row in weights
     ]
     return scores, weights, outputs
@@ -157,15 +157,15 @@ def count(layer: nn.Module, *, biases: bool) -> int:
 def test_the_table_of_parameters(name: str, d: int, h: int) -> None:
     theirs = nn.MultiheadAttention(d, h, device="meta")
     weights, biases = (count(theirs, biases=found) for found in (False, True))
-    on_page(f"| {name} | {d:,} | {h} | {d // h} | {weights:,} | {biases:,} |")
+    on_page(f"| {name} | {d:,} | {h} | {weights:,} | {biases:,} |")
 
 
 def test_counts_of_parameters_and_of_multiplications() -> None:
     theirs = nn.MultiheadAttention(300, 6, device="meta")
     total = sum(count(theirs, biases=found) for found in (False, True))
-    on_page(f"${total:,}$".replace(",", "{,}"))
     wide = 300 * 6 * 64
-    on_page(f"${wide:,}$".replace(",", "{,}"), f"${4 * wide:,}$".replace(",", "{,}"))
+    for number in (total, wide, 4 * wide):
+        on_page(f"{number:,}$".replace(",", "{,}"))
     convolutions = [
         nn.Conv1d(12, 12, 4, groups=g, bias=False) for g in (1, 2, 3, 6, 12)
     ]
