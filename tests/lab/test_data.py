@@ -6,13 +6,10 @@ The docstrings name reports of the same failure in other projects.
 import gc
 import hashlib
 import io
-import stat
 import tarfile
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -23,7 +20,6 @@ import torchvision.transforms.functional as TF
 from einops import rearrange
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor
 
@@ -192,107 +188,6 @@ def test_generated_batches_depend_on_the_seed_and_the_step_alone() -> None:
         assert torch.equal(torch.cat([part[n] for part in parts]), whole)
     other = GeneratedBatches(make, 5, seed=2)
     assert other.batch(0).tensors[0].tolist() != first[0].tolist()
-
-
-# Images from the disk.
-
-
-def encoded(color: tuple[int, int, int], size: tuple[int, int] = (6, 4)) -> bytes:
-    content = io.BytesIO()
-    Image.new("RGB", size, color).save(content, "PNG")
-    return content.getvalue()
-
-
-def some_files() -> dict[str, bytes]:
-    return {
-        f"{split}/{kind}/{n}.png": encoded((10 * n, 100 * k, 200 * (split == "test")))
-        for split in ("train", "test")
-        for k, kind in enumerate(("ant", "bee"))
-        for n in range(3)
-    }
-
-
-def write_zip(path: Path, files: dict[str, bytes], prefix: str = "") -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(prefix + name, content)
-    return path
-
-
-def write_folder(path: Path, files: dict[str, bytes]) -> Path:
-    for name, content in files.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
-    return path
-
-
-@pytest.mark.parametrize("form", ["folder", "zip", "zip within a folder"])
-def test_images_are_read_in_the_order_of_classes_and_names(
-    tmp_path: Path, form: str
-) -> None:
-    files = {**some_files(), "train/ant/notes.txt": b"-", "train/bee/._0.png": b"-"}
-    if form == "folder":
-        path = write_folder(tmp_path / "some", files)
-    else:
-        path = write_zip(tmp_path / "some.zip", files, "" if form == "zip" else "top/")
-    found = load_images(path)
-    assert found.classes == ("ant", "bee")
-    assert found.train.images.shape == (6, 3, 4, 6)
-    assert (
-        found.train.labels.tolist() == found.test.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    )
-    corner = found.test.images[:, :, 0, 0].tolist()
-    assert corner == [[10 * n, 100 * k, 200] for k in range(2) for n in range(3)]
-    assert found.describe()["image"] == [3, 4, 6]
-    changed = replace(found, test=Split(found.test.images + 1, found.test.labels))
-    assert changed.digest != found.digest == load_images(path).digest
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"test/bee/0.png": b"no image"}, "test/bee/0.png is not an image, or damaged"),
-        ({"test/bee/0.png": encoded((1, 1, 1))[:40]}, "0.png is not an image"),
-        ({"train/cat/0.png": encoded((0, 0, 0))}, r"only one has \['cat'\]"),
-        (
-            {"test/bee/9.png": encoded((1, 2, 3), (8, 8))},
-            r"the first are \(4, 6\), test/bee/9.png is \(8, 8\)",
-        ),
-    ],
-)
-def test_what_is_wrong_with_a_folder_is_named(
-    tmp_path: Path, change: dict[str, bytes], message: str
-) -> None:
-    path = write_folder(tmp_path / "some", {**some_files(), **change})
-    with pytest.raises(ValueError, match=message):
-        load_images(path)
-
-
-def test_nothing_and_nonsense_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r'"digits", "cifar10".*nothing at'):
-        load_images(tmp_path / "missing")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"must hold images .* none of train"):
-        load_images(tmp_path / "empty")
-    (tmp_path / "some.zip").write_bytes(b"no zip")
-    with pytest.raises(ValueError, match=r"some.zip is not a zip, or damaged"):
-        load_images(tmp_path / "some.zip")
-
-
-@pytest.mark.parametrize(
-    "name", ["train/../../x.png", "/etc/x.png", "C:\\x.png", "..\\x.png", "a link"]
-)
-def test_a_zip_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
-    """Zip slip: vision #1456."""
-    path = write_zip(tmp_path / "some.zip", some_files())
-    entry, message = zipfile.ZipInfo(name), "leaves its folder"
-    if name == "a link":
-        entry.filename, message = "train/ant/link.png", "is a link"
-        entry.create_system, entry.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(entry, "/etc/passwd")
-    with pytest.raises(ValueError, match=rf"some.zip is refused: .* {message}"):
-        load_images(path)
 
 
 # The network.

@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from einops import rearrange
 
-from transformers_hw.lab.archives import read_cifar10, read_folder, read_zip
+from transformers_hw.lab.archives import (
+    LIMITS,
+    Limits,
+    read_cifar10,
+    read_folder,
+    read_zip,
+)
 from transformers_hw.lab.dataset import Dataset, Split
 from transformers_hw.lab.download import download
 from transformers_hw.lab.files import file_lock
@@ -16,7 +22,7 @@ CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 
 
-def load_images(source: str | Path = "digits") -> Dataset:
+def load_images(source: str | Path = "digits", *, limits: Limits = LIMITS) -> Dataset:
     """Load a dataset of images.
 
     Args:
@@ -24,11 +30,12 @@ def load_images(source: str | Path = "digits") -> Dataset:
             with scikit-learn, of which every fifth of a class is for testing;
             `"cifar10"` for CIFAR-10, downloaded once; or the path of a folder or zip
             with images called `train/<class>/*` and `test/<class>/*`.
+        limits: The most that a folder or zip may ask for.
 
     Raises:
         DownloadError: CIFAR-10 cannot be downloaded.
         FileNotFoundError: There is nothing at `source`.
-        ValueError: There are no such images at `source`.
+        ValueError: There are no such images at `source`, or they exceed the limits.
 
     Examples:
         >>> digits = load_images("digits")
@@ -50,9 +57,9 @@ def load_images(source: str | Path = "digits") -> Dataset:
         return read_cifar10(path)
     path = Path(source)
     if path.is_dir():
-        return read_folder(path)
+        return read_folder(path, limits)
     if path.is_file():
-        return read_zip(path)
+        return read_zip(path, limits)
     raise FileNotFoundError(
         'source must be "digits", "cifar10", or the path of a folder or zip; there is '
         f"nothing at {path}."
