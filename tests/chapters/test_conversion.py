@@ -218,6 +218,29 @@ def test_a_lone_convolution_and_a_shared_one_are_converted_too():
     torch.testing.assert_close(twice(x), conv(conv(x).relu()))
 
 
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_a_convolution_with_hooks_is_not_replaced(register):
+    model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Conv2d(3, 5, 3)))
+    # Hooks of modules that stay are copied with them.
+    getattr(model[0], register)(lambda *_: None)
+    attentionize(model)
+    handle = getattr(model[1][0], register)(lambda *_: None)
+    with pytest.raises(ValueError, match=r"at '1.0': conv must have no hooks, which"):
+        attentionize(model)
+    with pytest.raises(ValueError, match=r"at the model itself: conv must have no hoo"):
+        attentionize(model[1][0])
+    handle.remove()
+    attentionize(model)
+
+
 @pytest.mark.question("nyu-1.3e")
 @pytest.mark.question("eth-1c.2")
 @pytest.mark.parametrize("size", [2, 3, 5])

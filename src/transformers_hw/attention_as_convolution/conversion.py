@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from transformers_hw._engine.arguments import check_choice
 from transformers_hw._engine.shapes import checked
 from transformers_hw.attention_as_convolution.gaussian import GaussianSelfAttention
 from transformers_hw.attention_as_convolution.relative_table import (
@@ -25,6 +24,13 @@ from transformers_hw.attention_as_convolution.relative_table import (
 Convolution = nn.Conv1d | nn.Conv2d
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 PADDING_MODES = {"zeros": "constant"}
+# Where a module keeps the hooks that its calls run.
+HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+)
 
 
 class ConvolutionAxis(NamedTuple):
@@ -194,7 +200,8 @@ def attention_from_convolution(
         TypeError: If `conv` is anything else, even a subclass, which may compute
             anything else.
         ValueError: If `heads` is unknown, `sharpness` is not positive, or tabulated
-            heads are given a finite sharpness.
+            heads are given a finite sharpness; or if `conv` has hooks, which its
+            replacement would not run.
 
     Examples:
         >>> conv = nn.Conv2d(2, 3, 3, stride=2, padding=1, padding_mode="reflect")
@@ -213,7 +220,11 @@ def attention_from_convolution(
             "conv must be an nn.Conv1d or nn.Conv2d (no subclass, not transposed, "
             f"not 3-D), got {type(conv).__name__}."
         )
-    check_choice("heads", heads, ("taps", "fewest"))
+    if any(getattr(conv, hooks) for hooks in HOOKS):
+        raise ValueError(
+            "conv must have no hooks, which its replacement would not run: remove them "
+            "first."
+        )
     if heads == "fewest" and sharpness != math.inf:
         raise ValueError(
             f"sharpness is for heads='taps'; the fewest have none, got {sharpness}."
@@ -276,6 +287,7 @@ def attentionize(model: nn.Module, *, sharpness: float | int = math.inf) -> nn.M
     Raises:
         TypeError: If the model has a convolution without such a replacement: a
             transposed, 3-D or lazy one, or a subclass. The message says where.
+        ValueError: If a convolution has hooks, which its replacement would not run.
 
     Examples:
         >>> model = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU())
@@ -290,8 +302,9 @@ def attentionize(model: nn.Module, *, sharpness: float | int = math.inf) -> nn.M
         if module not in made:
             try:
                 made[module] = attention_from_convolution(module, sharpness=sharpness)
-            except TypeError as error:
-                raise TypeError(f"at {path or 'the model itself'!r}: {error}") from None
+            except (TypeError, ValueError) as error:
+                where = repr(path) if path else "the model itself"
+                raise type(error)(f"at {where}: {error}") from None
         if not path:
             return made[module]
         parent, _, name = path.rpartition(".")
