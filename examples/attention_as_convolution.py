@@ -49,6 +49,7 @@ from transformers_hw.lab.plotting import (
     dot_runs,
     heatmap,
     label_line,
+    plain_text,
     plot_runs,
 )
 from transformers_hw.lab.resnet import small_resnet
@@ -863,7 +864,7 @@ def draw_models(results: Results, metrics: Metrics) -> Drawings:
         image.imshow(results["resnet.image"], cmap="gray")
         image.set_axis_off()
         axes = figure.add_subplot(grid[1:, -1])
-        classes = metrics["classes"]
+        classes = [*map(plain_text, metrics["classes"])]
         for name, marker, size in (("convolution", "o", 8), ("attention", "x", 5)):
             logits = results[f"resnet.logits.{name}"][SHOWN_IMAGE]
             axes.plot(

@@ -46,6 +46,7 @@ from transformers_hw.lab.plotting import (
     dot_runs,
     heatmap,
     label_line,
+    plain_text,
     plot_runs,
 )
 from transformers_hw.lab.resnet import small_resnet
@@ -875,7 +876,7 @@ def draw_main(results: Results, metrics: Metrics) -> Drawings:
         ):
             row, column = divmod(number, half)
             show_image(grid[2 * row, column], image)
-            label, guess = names["label"], names["predicted"]
+            label, guess = (plain_text(names[x]) for x in ("label", "predicted"))
             wrong = "" if label == guess else f"\n(predicted:\n{guess})"
             grid[2 * row, column].set_title(label + wrong, fontsize=8)
             below = grid[2 * row + 1, column]

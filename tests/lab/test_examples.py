@@ -1,6 +1,7 @@
 """Every example runs, records its run, can be redrawn, and refuses nonsense."""
 
 import json
+import os
 import re
 import runpy
 import signal
@@ -8,8 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
+
+from transformers_hw.lab.plotting import Theme, plain_text, save_figures
 
 ROOT = Path(__file__).parents[2]
 # The examples are run as the reader runs them, without the import hook.
@@ -104,6 +109,40 @@ def test_an_example_runs_in_two_processes_of_which_one_writes(tmp_path: Path) ->
     assert record["processes"] == 2
     assert ran.stdout.count("results.safetensors are in") == 1
     assert len(list(tmp_path.glob("*.svg"))) >= 4
+
+
+def test_an_example_runs_without_output(tmp_path: Path) -> None:
+    """Standard error is closed, and nobody reads what is written to standard output."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    example = "examples/multi_head_attention.py quick --steps 10 --device cpu --out"
+    command = f'exec "$0" {example} "$1" 2>&-'
+    ran = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, tmp_path], cwd=ROOT, stdout=writer
+    )
+    os.close(writer)
+    assert ran.returncode == 0
+    assert (tmp_path / "run.json").exists()
+
+
+def test_a_class_may_be_called_anything(tmp_path: Path) -> None:
+    name = r"$\frac{$ and \$"
+
+    def draw(figure: Figure, **options: Any) -> None:
+        axes = figure.subplots()
+        text = name if options else plain_text(name)
+        axes.set_title(text, **options)
+        axes.set_yticks([0, 1], [text, text], **options)
+
+    def draw_plain(figure: Figure, _: Theme) -> None:
+        draw(figure)
+
+    def draw_without_mathematics(figure: Figure, _: Theme) -> None:
+        draw(figure, parse_math=False)
+
+    drawings = {"ours": (draw_plain, 2.0), "theirs": (draw_without_mathematics, 2.0)}
+    ours, _, theirs, _ = save_figures(tmp_path, drawings)
+    assert ours.read_text() == theirs.read_text()
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from transformers_hw.lab.images import load_images
 from transformers_hw.lab.objectives import Objective
 from transformers_hw.lab.optimization import TrainingConfig
 from transformers_hw.lab.plotting import Drawing, save_figures
+from transformers_hw.lab.progress_bar import lenient_output
 from transformers_hw.lab.run_record import RunRecord
 from transformers_hw.lab.signals import Stopped
 from transformers_hw.lab.training import Callback, train
@@ -285,6 +286,7 @@ def run_example(
     return run_parts(chapter, presets, {"": part}, arguments=arguments)
 
 
+@lenient_output()
 def run_parts(
     chapter: str,
     presets: Mapping[str, Config],

@@ -175,6 +175,18 @@ def dot_runs(axes: Axes, x: float, runs: object, *, color: str, **style: Any) ->
     axes.plot([x] * len(values), values, color=color, **dots)
 
 
+def plain_text(text: str) -> str:
+    r"""Escape dollar signs, between which Matplotlib would expect mathematics.
+
+    Names of classes need it, which may come from anyone's folder.
+
+    Examples:
+        >>> print(plain_text("$5 or $7"))
+        \$5 or \$7
+    """
+    return text.replace("$", r"\$")
+
+
 def label_line(axes: Axes, text: str, end: tuple[float, float], color: str) -> None:
     """Write a label at the end of a line, instead of a legend."""
     axes.annotate(
