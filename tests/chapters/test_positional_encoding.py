@@ -1,6 +1,8 @@
 """Chapter 2 against formulas, rotations and PyTorch's resampling."""
 
+import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -41,39 +43,35 @@ def tokens(*shape: int) -> Tensor:
 
 
 @pytest.mark.question("eecs-1e", "quiz-2.9")
-def test_sinusoidal_codes_follow_the_papers_formula():
-    codes = SinusoidalPositions(6, base=100.0).embeddings(11)
+def test_sinusoidal_encodings_follow_the_papers_formula():
+    """Sinusoidal encodings agree with the paper's formula, entry by entry."""
+    table = SinusoidalPositions(6, base=100.0).embeddings(11)
     for position in range(11):
         for i in range(3):
             angle = position / 100.0 ** (2 * i / 6)
-            assert codes[position, 2 * i].item() == pytest.approx(math.sin(angle))
-            assert codes[position, 2 * i + 1].item() == pytest.approx(math.cos(angle))
+            assert table[position, 2 * i].item() == pytest.approx(math.sin(angle))
+            assert table[position, 2 * i + 1].item() == pytest.approx(math.cos(angle))
 
 
 @pytest.mark.question("quiz-2.5", "quiz-2.9")
 @given(st.integers(0, 10_000), st.integers(-200, 200), st.sampled_from([2, 6, 14]))
 @settings(deadline=None, max_examples=25)
 def test_a_shift_is_a_rotation_that_depends_on_the_shift_alone(position, shift, dim):
+    """One rotation moves the encoding of any position by a given offset."""
     positions = SinusoidalPositions(dim)
     start = max(position, -shift)
-    code = positions.embeddings(1, start=start)
+    encoding = positions.embeddings(1, start=start)
     moved = positions.embeddings(1, start=start + shift)
     rotation = positions.shift_matrix(shift)
-    assert torch.allclose(code @ rotation.T, moved, rtol=0, atol=1e-10)
+    assert torch.allclose(encoding @ rotation.T, moved, rtol=0, atol=1e-10)
     assert torch.allclose(rotation @ rotation.T, torch.eye(dim, dtype=F64))
 
 
-@pytest.mark.question("quiz-2.5", "quiz-2.9")
-def test_no_code_is_a_linear_function_of_its_position():
-    codes = SinusoidalPositions(6).embeddings(3)
-    # Were P(t) = t·a + b, second differences would vanish.
-    assert (codes[0] - 2 * codes[1] + codes[2]).abs().max() > 0.1
-
-
 @pytest.mark.question("eecs-1e")
-def test_products_of_sinusoidal_codes_depend_on_the_distance_alone():
-    codes = SinusoidalPositions(14).embeddings(29)
-    products = codes @ codes.T
+def test_products_of_sinusoidal_encodings_depend_on_the_distance_alone():
+    """The product of two encodings is the sum of cosines of their distance."""
+    encodings = SinusoidalPositions(14).embeddings(29)
+    products = encodings @ encodings.T
     for distance in range(29):
         waves = [math.cos(distance / 10_000 ** (2 * i / 14)) for i in range(7)]
         diagonal = products.diagonal(distance)
@@ -83,6 +81,7 @@ def test_products_of_sinusoidal_codes_depend_on_the_distance_alone():
 
 @pytest.mark.question("eecs-1e")
 def test_wavelengths_grow_geometrically_but_never_reach_the_base():
+    """Counted from 0, wavelengths start at 2π and end short of 10000·2π."""
     positions = SinusoidalPositions(512)
     wavelengths = 2 * math.pi / positions.frequencies()
     assert wavelengths[0].item() == pytest.approx(2 * math.pi)
@@ -98,19 +97,29 @@ def test_wavelengths_grow_geometrically_but_never_reach_the_base():
 
 @pytest.mark.question("quiz-2.5")
 @pytest.mark.parametrize("start", [0, 100_000])
-def test_one_matrix_lets_every_position_find_the_one_three_places_back(start):
+def test_one_matrix_lets_every_position_find_the_one_three_positions_back(start):
+    """One matrix finds the position three back, even at position 100,000."""
     positions = SinusoidalPositions(16)
-    codes = positions.embeddings(50, start=start)
-    query = codes @ positions.shift_matrix(-3).T
-    weights = attention_weights(query, codes, scale=math.inf)
+    encodings = positions.embeddings(50, start=start)
+    query = encodings @ positions.shift_matrix(-3).T
+    weights = attention_weights(query, encodings, scale=math.inf)
     assert torch.equal(weights[3:].argmax(-1), torch.arange(47))
     assert (weights[3:].amax(-1) == 1).all()
-    best = (query @ codes.T).diagonal(-3)
+    best = (query @ encodings.T).diagonal(-3)
     assert torch.allclose(best, torch.full_like(best, 8.0), rtol=0, atol=1e-9)
+
+
+@pytest.mark.question("quiz-2.5", "quiz-2.9")
+def test_no_encoding_is_a_linear_function_of_its_position():
+    """An encoding is not a linear function of its position."""
+    encodings = SinusoidalPositions(6).embeddings(3)
+    # Were P(t) = t·a + b, second differences would vanish.
+    assert (encodings[0] - 2 * encodings[1] + encodings[2]).abs().max() > 0.1
 
 
 @pytest.mark.question("quiz-2.5")
 def test_shifts_compose_as_rotations_do():
+    """Two shifts compose to the shift by their sum."""
     positions = SinusoidalPositions(14)
     twice = positions.shift_matrix(5) @ positions.shift_matrix(-2)
     assert torch.allclose(twice, positions.shift_matrix(3), **EXACT)
@@ -118,10 +127,12 @@ def test_shifts_compose_as_rotations_do():
 
 
 @pytest.mark.question("quiz-2.5")
-def test_a_periodic_code_that_is_no_sinusoid_has_no_shift_matrix():
-    def best_error(codes: Tensor) -> float:
-        fitted = torch.linalg.lstsq(codes[:-1], codes[1:]).solution
-        return (codes[:-1] @ fitted - codes[1:]).abs().max().item()
+def test_a_periodic_encoding_that_is_not_a_sinusoid_has_no_shift_matrix():
+    """Zigzags are periodic, and no matrix shifts them."""
+
+    def best_error(encodings: Tensor) -> float:
+        fitted = torch.linalg.lstsq(encodings[:-1], encodings[1:]).solution
+        return (encodings[:-1] @ fitted - encodings[1:]).abs().max().item()
 
     angle = torch.arange(60, dtype=F64)
     sines = torch.stack([angle.sin(), angle.cos()], -1)
@@ -132,17 +143,19 @@ def test_a_periodic_code_that_is_no_sinusoid_has_no_shift_matrix():
 
 
 @pytest.mark.question("quiz-2.5")
-def test_no_two_of_the_first_five_thousand_positions_come_close_to_sharing_a_code():
-    codes = SinusoidalPositions(512).embeddings(5_000)
+def test_no_two_of_the_first_five_thousand_positions_have_nearly_the_same_encoding():
+    """The encodings of the first 5,000 positions are well apart."""
+    encodings = SinusoidalPositions(512).embeddings(5_000)
     # Distances depend on the difference of positions alone: compare all with the first.
-    assert (codes[1:] - codes[0]).norm(dim=-1).min() > 1.0
+    assert (encodings[1:] - encodings[0]).norm(dim=-1).min() > 1.0
     # One pair alone almost returns: 710 is nearly 113 turns.
-    first_pair = codes[:, :2]
+    first_pair = encodings[:, :2]
     assert 0 < (first_pair[710] - first_pair[0]).norm() < 1e-4
 
 
 @pytest.mark.question("quiz-2.5", "eecs-1e")
-def test_past_the_trained_length_sinusoids_have_codes_and_a_table_has_none():
+def test_past_the_trained_length_sinusoids_have_encodings_and_a_table_has_none():
+    """Past its end a table has no encoding; the sinusoids' formula goes on."""
     x = torch.zeros(1, 9, 6, dtype=F64)
     with pytest.raises(ValueError, match=r"embeddings for 7 positions"):
         LearnedPositions(7, 6, dtype=F64)(x)
@@ -153,23 +166,54 @@ def test_past_the_trained_length_sinusoids_have_codes_and_a_table_has_none():
 
 @pytest.mark.question("eecs-1e")
 def test_a_dimension_keeps_one_frequency_over_all_positions():
+    """Each pair of dimensions keeps one frequency over all positions."""
     positions = SinusoidalPositions(14)
-    codes, omega = positions.embeddings(50), positions.frequencies()
+    waves, omega = positions.embeddings(50), positions.frequencies()
     # Mixtures of sin ωt and cos ωt, and they alone: f(t+1) + f(t-1) = 2 cos(ω) f(t).
     factor = (2 * omega.cos()).repeat_interleave(2)
-    assert torch.allclose(codes[2:] + codes[:-2], factor * codes[1:-1], atol=1e-12)
+    assert torch.allclose(waves[2:] + waves[:-2], factor * waves[1:-1], atol=1e-12)
     assert len(set(omega.tolist())) == 7
 
 
 @pytest.mark.question("eecs-1e")
 def test_an_exponent_over_d_minus_two_would_attain_both_ends():
+    """With the exponent 2i/(d − 2) the wavelengths attain both ends."""
     d, base = 512, 10_000
     wavelengths = [2 * math.pi * base ** (2 * i / (d - 2)) for i in range(d // 2)]
     assert wavelengths[0] == pytest.approx(2 * math.pi)
     assert wavelengths[-1] == pytest.approx(2 * math.pi * base)
 
 
-def test_sinusoidal_codes_are_exact_at_a_million():
+@pytest.mark.question("eecs-1e")
+def test_equal_frequencies_would_fill_only_two_dimensions():
+    """If all pairs had one frequency, encodings would fill only two dimensions."""
+    counted = torch.tensor([10_000 ** (-2 * k / (2 * k)) for k in range(1, 8)])
+    angles = torch.outer(torch.arange(50, dtype=F64), counted.double())
+    alike = torch.cat([angles.sin(), angles.cos()], -1)
+    assert torch.linalg.matrix_rank(alike) == 2
+    assert torch.linalg.matrix_rank(SinusoidalPositions(14).embeddings(5_000)) == 14
+
+
+@pytest.mark.question("eecs-1e")
+@pytest.mark.parametrize("far", [0, 1_000])
+def test_rotated_queries_and_keys_have_scores_that_depend_on_the_distance(far):
+    """Rotary scores equal complex multiplication and depend on the distance."""
+    positions = SinusoidalPositions(6)
+    query, key = tokens(6), tokens(6)
+    asked, found = far + 7, far + 4
+    turned = positions.shift_matrix(asked) @ query
+    # A clock hand as a complex number: turning it multiplies by exp(iωt).
+    sine, cosine = rearrange(query, "(i two) -> two i", two=2)
+    omega = torch.tensor([10_000 ** (-2 * i / 6) for i in range(3)], dtype=F64)
+    hand = torch.complex(cosine, sine) * torch.exp(1j * omega * asked)
+    expected = rearrange([hand.imag, hand.real], "two i -> (i two)")
+    assert torch.allclose(turned, expected, rtol=0, atol=1e-10)
+    score = turned @ (positions.shift_matrix(found) @ key)
+    by_distance = query @ (positions.shift_matrix(-3) @ key)
+    assert torch.allclose(score, by_distance, rtol=0, atol=1e-10)
+
+
+def test_sinusoidal_encodings_are_exact_at_a_million():
     found = SinusoidalPositions(2).embeddings(1, start=10**6)
     assert found[0, 0].item() == pytest.approx(math.sin(1e6), abs=1e-9)
 
@@ -178,7 +222,8 @@ def test_sinusoidal_codes_are_exact_at_a_million():
 
 
 @pytest.mark.question("eecs-1e")
-def test_one_hot_codes_are_orthonormal_and_concatenated():
+def test_one_hot_encodings_are_orthonormal_and_concatenated():
+    """One-hot encodings are rows of the identity, set beside the tokens."""
     x = torch.randn(2, 3, 5, dtype=F64)
     joined = OneHotPositions(7)(x, start=2)
     assert torch.equal(joined[..., :5], x)
@@ -186,7 +231,8 @@ def test_one_hot_codes_are_orthonormal_and_concatenated():
 
 
 @pytest.mark.question("eecs-1e")
-def test_a_learned_table_is_a_one_hot_code_followed_by_a_linear_map():
+def test_a_learned_table_is_a_one_hot_encoding_followed_by_a_linear_map():
+    """A one-hot encoding times a matrix is a learned table."""
     learned = LearnedPositions(7, 5, dtype=F64)
     one_hot = OneHotPositions(7).embeddings(7)
     assert torch.equal(one_hot @ learned.weight, learned.embeddings(7))
@@ -194,6 +240,7 @@ def test_a_learned_table_is_a_one_hot_code_followed_by_a_linear_map():
 
 @pytest.mark.question("eecs-1e")
 def test_a_linear_map_of_token_and_one_hot_adds_a_learned_row_to_a_mapped_token():
+    """A linear map of token and one-hot adds a learned row to a mapped token."""
     linear = nn.Linear(5 + 7, 3, bias=False, dtype=F64)
     for_token, for_position = linear.weight.split([5, 7], dim=1)
     x = tokens(2, 7, 5)
@@ -202,7 +249,8 @@ def test_a_linear_map_of_token_and_one_hot_adds_a_learned_row_to_a_mapped_token(
 
 
 @pytest.mark.question("eecs-1e")
-def test_what_a_one_hot_code_stands_for_is_learned_by_gradient_descent():
+def test_what_a_one_hot_encoding_stands_for_is_learned_by_gradient_descent():
+    """Gradient descent changes the column that a one-hot encoding picks."""
     linear = nn.Linear(7, 3, bias=False, dtype=F64)
     output = linear(OneHotPositions(7).embeddings(1, start=4))
     output.square().sum().backward()
@@ -212,6 +260,7 @@ def test_what_a_one_hot_code_stands_for_is_learned_by_gradient_descent():
 
 @pytest.mark.question("eecs-1e")
 def test_concatenating_and_then_mapping_contains_adding():
+    """A linear map of the concatenation can add token and encoding."""
     x = tokens(2, 5, 6)
     added = SinusoidalPositions(6, combine="add")(x)
     joined = SinusoidalPositions(6, combine="concatenate")(x)
@@ -220,17 +269,30 @@ def test_concatenating_and_then_mapping_contains_adding():
 
 
 @pytest.mark.question("eecs-1e")
-def test_one_hot_codes_are_all_equally_far_apart_and_sinusoidal_ones_are_not():
+def test_one_hot_encodings_are_all_equally_far_apart_and_sinusoidal_ones_are_not():
+    """One-hot encodings are equidistant; near sinusoidal ones are similar."""
     one_hot = OneHotPositions(11).embeddings(11)
     apart = torch.cdist(one_hot, one_hot)
     off_diagonal = apart[~torch.eye(11).bool()]
     assert torch.allclose(off_diagonal, torch.full_like(off_diagonal, math.sqrt(2)))
-    codes = SinusoidalPositions(48).embeddings(64)
-    from_first = (codes - codes[0]).norm(dim=-1)
+    encodings = SinusoidalPositions(48).embeddings(64)
+    from_first = (encodings - encodings[0]).norm(dim=-1)
     assert (from_first[1:] > from_first[:1]).all()
     assert (from_first[2:6] > from_first[1:5]).all()
-    # Near codes are alike, but far ones do not grow ever more different.
+    # Near encodings are similar, but far ones do not differ ever more.
     assert (from_first[7:] < from_first[6:-1]).any()
+
+
+@pytest.mark.question("eecs-1e")
+def test_concatenated_one_hots_give_each_projection_a_table_of_its_own():
+    """Concatenated one-hots give queries, keys and values separate tables."""
+    one_hot, learned = OneHotPositions(20), LearnedPositions(20, 4, dtype=F64)
+    free, tied = ([nn.Linear(n, 4, bias=False, dtype=F64) for _ in "qkv"]
+                  for n in (20, 4))  # fmt: skip
+    separate = torch.cat([to(one_hot.embeddings(20)) for to in free], -1)
+    shared = torch.cat([to(learned.embeddings(20)) for to in tied], -1)
+    assert torch.linalg.matrix_rank(separate) == 12
+    assert torch.linalg.matrix_rank(shared) == 4
 
 
 def test_a_learned_position_that_never_occurs_gets_no_gradient():
@@ -247,11 +309,11 @@ def test_pieces_of_a_sequence_get_the_embeddings_of_the_whole(kind, combine):
     sinusoidal = SinusoidalPositions(6, combine=combine)
     learned = LearnedPositions(11, 6, combine=combine, dtype=F64)
     positions = sinusoidal if kind == "sinusoidal" else learned
-    x, codes = tokens(2, 7, 6), positions.embeddings(7)
+    x, encodings = tokens(2, 7, 6), positions.embeddings(7)
     pieces = [positions(x[:, :3]), positions(x[:, 3:], start=3)]
     assert torch.equal(torch.cat(pieces, dim=1), positions(x))
-    joined = torch.cat([x, codes.expand(2, 7, 6)], dim=-1)
-    assert torch.equal(positions(x), x + codes if combine == "add" else joined)
+    joined = torch.cat([x, encodings.expand(2, 7, 6)], dim=-1)
+    assert torch.equal(positions(x), x + encodings if combine == "add" else joined)
 
 
 @pytest.mark.parametrize(
@@ -272,14 +334,14 @@ def test_a_sequence_longer_than_the_table_is_refused_never_cut(positions):
 
 def test_two_dimensional_sines_encode_row_and_column_apart():
     positions = SinusoidalPositions2D(8, base=50.0)
-    codes = positions.embeddings((3, 5))
+    encodings = positions.embeddings((3, 5))
     axis = SinusoidalPositions(4, base=50.0)
     for i in range(3):
         for j in range(5):
-            assert torch.equal(codes[i, j, :4], axis.embeddings(3)[i])
-            assert torch.equal(codes[i, j, 4:], axis.embeddings(5)[j])
+            assert torch.equal(encodings[i, j, :4], axis.embeddings(3)[i])
+            assert torch.equal(encodings[i, j, 4:], axis.embeddings(5)[j])
     x = tokens(2, 3, 5, 8)
-    assert torch.equal(positions(x), x + codes)
+    assert torch.equal(positions(x), x + encodings)
 
 
 @pytest.mark.question("quiz-2.7")
@@ -294,7 +356,9 @@ def test_a_learned_grid_is_stretched_as_an_image_would_be():
     assert torch.equal(positions(x), x + positions.embeddings((6, 8)))
 
 
+@pytest.mark.question("eecs-1e")
 def test_relative_bias_depends_on_the_clipped_distance():
+    """A relative bias depends on the clipped distance alone."""
     relative = RelativePositionBias(heads=2, max_distance=3)
     with torch.no_grad():
         relative.weight.normal_()
@@ -309,7 +373,7 @@ def test_relative_bias_depends_on_the_clipped_distance():
     assert torch.equal(relative(5), relative(5, 5))
 
 
-def test_a_relative_bias_commutes_with_shifts_where_an_absolute_code_does_not():
+def test_a_relative_bias_commutes_with_shifts_where_an_absolute_encoding_does_not():
     layer = MultiHeadAttention(8, 2, dtype=F64)
     relative = RelativePositionBias(heads=2, max_distance=1, dtype=F64)
     with torch.no_grad():
@@ -343,8 +407,65 @@ def test_a_width_works_or_is_refused_at_construction(dim):
 # When positions are needed
 
 
+def permuted_gap(layer: Callable[[Tensor], Tensor]) -> float:
+    """Return how far a function of five tokens is from commuting with permutations."""
+    x = tokens(1, 5, 6)
+    plain = layer(x)
+    gaps = [
+        (layer(x[:, list(order)]) - plain[:, list(order)]).abs().max().item()
+        for order in itertools.permutations(range(5))
+    ]
+    return max(gaps)
+
+
+@pytest.mark.question("nyu-1.3b")
+def test_self_attention_commutes_with_every_permutation():
+    """Two layers of self-attention commute with all permutations, to 1e-12."""
+    first, second = (SelfAttention(6, heads=2, dtype=F64) for _ in range(2))
+    assert permuted_gap(lambda x: second(first(x).relu())) < 1e-12
+
+
+@pytest.mark.question("nyu-1.3b")
+def test_masks_convolutions_and_recurrence_supply_order():
+    """A causal or banded mask, a convolution and a recurrence break the symmetry."""
+    layer = SelfAttention(6, heads=2, dtype=F64)
+    stem = nn.Conv1d(6, 6, kernel_size=3, padding=1, dtype=F64)
+    recurrent = nn.GRU(6, 6, batch_first=True, dtype=F64)
+    offset = torch.arange(5)[:, None] - torch.arange(5)
+    band, itself = offset.abs() <= 1, offset == 0
+    assert torch.equal(band, band.T)
+    breaking = {
+        "causal": lambda x: layer(x, causal=True),
+        "banded": lambda x: layer(x, mask=band),
+        "convolution": lambda x: layer(stem(x.mT).mT),
+        "recurrence": lambda x: layer(recurrent(x)[0]),
+    }
+    for name, function in breaking.items():
+        assert permuted_gap(function) > 1e-2, name
+    # These masks treat all tokens alike, and all pairs of different tokens.
+    for mask in (itself, ~itself):
+        assert permuted_gap(lambda x, mask=mask: layer(x, mask=mask)) < 1e-12
+
+
+@pytest.mark.question("nyu-1.3b")
+def test_a_prediction_that_depends_on_order_is_out_of_reach_without_positions():
+    """Who bites whom can be read from pooled outputs only with positions."""
+    dog, bites, man = tokens(3, 6)
+    headlines = torch.stack([torch.stack([dog, bites, man]),
+                             torch.stack([man, bites, dog])])  # fmt: skip
+    plain = SelfAttention(6, heads=2, dtype=F64)
+    placed = SelfAttention(6, heads=2, positions=SinusoidalPositions(6), dtype=F64)
+    news = torch.tensor([[0.0], [1.0]], dtype=F64)
+    pooled = plain(headlines).mean(1)
+    assert torch.allclose(pooled[0], pooled[1], **EXACT)
+    fitted = torch.linalg.lstsq(placed(headlines).mean(1), news).solution
+    predicted = placed(headlines).mean(1) @ fitted
+    assert torch.allclose(predicted, news, atol=1e-6)
+
+
 @pytest.mark.question("nyu-1.3b")
 def test_positions_break_the_symmetry_of_attention():
+    """With sinusoids added, attention no longer commutes with a permutation."""
     x = tokens(7, 6)
     shuffle = torch.randperm(7)
     plain = dot_product_attention(x, x, x)
@@ -359,6 +480,7 @@ def test_positions_break_the_symmetry_of_attention():
 
 @pytest.mark.question("nyu-1.3b")
 def test_without_positions_equal_tokens_get_equal_outputs():
+    """Without positions, equal tokens get equal outputs."""
     layer = SelfAttention(6, heads=2, dtype=F64)
     dog, bites = tokens(2, 6)
     x = torch.stack([dog, bites, dog])[None]
@@ -371,6 +493,7 @@ def test_without_positions_equal_tokens_get_equal_outputs():
 
 @pytest.mark.question("nyu-1.3b")
 def test_the_order_of_keys_never_matters_if_values_move_with_them():
+    """The order of keys does not matter if values move with them."""
     query, key, value = (tokens(n, 7) for n in (5, 11, 11))
     order = torch.randperm(11)
     plain = dot_product_attention(query, key, value)
@@ -380,6 +503,7 @@ def test_the_order_of_keys_never_matters_if_values_move_with_them():
 
 @pytest.mark.question("nyu-1.3b")
 def test_one_causal_layer_reads_a_bag_of_earlier_tokens_and_two_read_their_order():
+    """One causal layer reads a bag of earlier tokens; two read their order."""
     first, second = (SelfAttention(6, heads=2, dtype=F64) for _ in range(2))
     x = tokens(1, 7, 6)
     one, one_shuffled = (
@@ -391,23 +515,41 @@ def test_one_causal_layer_reads_a_bag_of_earlier_tokens_and_two_read_their_order
 
 
 @pytest.mark.question("nyu-1.3b")
-def test_a_causal_mask_counts_places_only_from_a_token_that_differs():
+def test_a_causal_mask_counts_positions_only_from_a_token_that_differs():
+    """A causal mask can count positions only from a token that differs."""
     layer = SelfAttention(6, heads=2, dtype=F64)
     alike = tokens(6).expand(1, 7, 6)
     output = layer(alike, causal=True)
     assert torch.allclose(output, output[:, :1].expand_as(output), **EXACT)
-    # Looking evenly at a marked first token, place t (from 1) receives 1/t of it.
+    # With uniform attention, position t (from 1) receives 1/t of a marked first token.
     marked = torch.zeros(7, 1, dtype=F64)
     marked[0] = 1.0
     received = dot_product_attention(marked, marked, marked, scale=0.0, causal=True)
     assert received[:, 0].tolist() == pytest.approx([1 / t for t in range(1, 8)])
 
 
+@pytest.mark.question("nyu-1.3b")
+def test_differences_decrease_neither_with_the_pair_nor_with_the_distance():
+    """Differences of encodings fall neither with the pair nor with the distance."""
+    encodings = SinusoidalPositions(64).embeddings(30)
+    pairs = rearrange(encodings, "n (i two) -> n i two", two=2)
+    for distance in range(1, 30):
+        by_pair = (pairs[distance] - pairs[0]).norm(dim=-1)
+        angles = [distance / 10_000 ** (2 * i / 64) for i in range(32)]
+        stated = [2 * abs(math.sin(angle / 2)) for angle in angles]
+        assert by_pair.tolist() == pytest.approx(stated, abs=1e-12)
+        falls = bool((by_pair.diff() < 0).all())
+        assert falls == (distance <= 3)
+    by_distance = (encodings - encodings[0]).norm(dim=-1)
+    assert by_distance[6] < by_distance[5]
+
+
 # What is left
 
 
 def test_an_encoding_shows_its_width_and_suits_its_device():
-    assert repr(SinusoidalPositions(4)) == "SinusoidalPositions(4, combine='add')"
+    shown = repr(SinusoidalPositions(4, base=100.0))
+    assert shown == "SinusoidalPositions(4, combine='add', base=100)"
     assert SinusoidalPositions(4).embeddings(3, device="meta").device.type == "meta"
     # Apple's GPUs have no float64; the type is chosen before anything is made there.
     assert _exact("mps") == torch.float32
@@ -429,11 +571,11 @@ def test_an_encoding_shows_its_width_and_suits_its_device():
     ("a negative start", lambda: SinusoidalPositions(6).embeddings(5, start=-1),
      ValueError, "start must be a nonnegative integer, got -1."),
     ("a grid of three numbers", lambda: LearnedPositions2D((2, 3, 5), 7),
-     ValueError, "grid must be (rows, columns), got (2, 3, 5)."),
-    ("one number for a grid", lambda: LearnedPositions2D((2, 3), 7).embeddings(3),
-     ValueError, "grid must be (rows, columns), got 3."),
+     ValueError, "grid must be one integer or two, got (2, 3, 5)."),
+    ("no grid", lambda: AxialPositions2D((2, 3), 6).embeddings(2.5),
+     ValueError, "grid must be one integer or two, got 2.5."),
     ("a grid without rows", lambda: LearnedPositions2D((2, 3), 7).embeddings((0, 3)),
-     ValueError, "rows must be a positive integer, got 0."),
+     ValueError, "grid height must be a positive integer, got 0."),
     ("half embeddings of an odd width", lambda: AxialPositions2D((2, 3), 7),
      ValueError, "dim must be positive and even, got 7."),
     ("no distance", lambda: RelativePositionBias(2, 0),
