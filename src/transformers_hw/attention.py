@@ -31,11 +31,14 @@ from transformers_hw._engine.arguments import (
     check_scale,
 )
 from transformers_hw._engine.kernels import (
+    LARGE_SCALE,
     autocast_off,
     fused_attention,
+    fusible,
     hide,
     intersect,
-    keep_maxima,
+    level,
+    scale_gaps,
     softmax_or_zero,
     widen,
 )
@@ -103,8 +106,8 @@ def dot_product_attention(
     combination of values: $\beta = 0$ averages the visible values, and
     $\beta \to \infty$ selects one.
 
-    A masked key and its value have no influence, to the last bit, whatever finite
-    numbers they hold. NaN and infinities are not hidden: as in PyTorch, a masked
+    A masked key and its value have no influence, to the last bit, as long as products
+    with them are finite. NaN and infinities are not hidden: as in PyTorch, a masked
     value is weighted by zero, and $0 \cdot \mathrm{NaN}$ is NaN. (The `padding_mask`
     of [`MultiHeadAttention`][transformers_hw.multi_head_attention.MultiHeadAttention]
     hides even those.)
@@ -155,7 +158,7 @@ def dot_product_attention(
     check_one_dtype(query=query, key=key, value=value)
     check_dropout(dropout)
     beta = _scale(scale, query)
-    if not return_weights and 0.0 < beta < math.inf:
+    if not return_weights and fusible(beta):
         masks = {"mask": mask, "bias": bias, "causal": causal}
         return fused_attention(query, key, value, **masks, scale=beta, dropout=dropout)
     mask = _with_causal(mask, query, key) if causal else mask
@@ -261,11 +264,11 @@ def softmax(
         [`torch.nn.Softmax`][torch.nn.Softmax] is the case $\beta = 1$.
     """
     check_scale("scale", scale)
-    hard = scale == math.inf
+    huge = scale > LARGE_SCALE  # infinity, too
     logits = widen(scores)
-    logits = keep_maxima(logits, mask, bias) if hard else scale * logits
+    logits = scale_gaps(logits, scale, mask, bias) if huge else scale * logits
     if bias is not None:
-        logits = logits + bias
+        logits = logits + (bias if huge else level(bias, mask, logits.dtype))
     weights = softmax_or_zero(hide(logits, mask), sure=mask is None and bias is None)
     return weights.to(scores.dtype)
 

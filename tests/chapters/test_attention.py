@@ -112,11 +112,13 @@ MASKS = {
 }
 
 
+@pytest.mark.question("nyu-1.1a")
 @pytest.mark.parametrize("return_weights", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.0, 50.0])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_attention_matches_pytorch(mask, with_bias, scale, return_weights):
+    """Output and gradients agree with PyTorch's to 1e-10, with masks and biases too."""
     qkv = [x.requires_grad_() for x in queries_keys_values(2, 3)]
     bias = torch.randn(5, 11, dtype=F64) if with_bias else None
     torch_mask = mask
@@ -206,6 +208,7 @@ def test_padding_mask_by_its_definition():
 
 @pytest.mark.question("nyu-1.1a")
 def test_with_tokens_in_columns_the_output_is_V_softmax_of_K_transposed_Q():
+    """The formula for tokens in columns agrees with the library's output to 1e-12."""
     d, n, m, t = 7, 5, 11, 13
     Q, K, V = (torch.randn(s, dtype=F64) for s in ((d, n), (d, m), (t, m)))
     H = V @ torch.softmax(K.T @ Q / math.sqrt(d), dim=0)
@@ -214,14 +217,25 @@ def test_with_tokens_in_columns_the_output_is_V_softmax_of_K_transposed_Q():
 
 
 @pytest.mark.question("nyu-1.1a")
-def test_Q_times_K_transposed_is_ill_typed_when_tokens_are_columns():
-    Q, K = torch.randn(7, 5), torch.randn(7, 11)
+def test_Q_times_K_transposed_pairs_coordinates_when_tokens_are_columns():
+    """With columns, Q times K transposed fails, or sums over the tokens."""
+    d, n, m = 7, 5, 11
+    Q, K = torch.randn(d, n, dtype=F64), torch.randn(d, m, dtype=F64)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         torch.matmul(Q, K.T)
+    # With as many keys as queries it exists, and no token can be found in it: it stays
+    # the same when the tokens change their order.
+    K = K[:, :n]
+    order = torch.tensor([3, 0, 4, 1, 2])
+    table = Q @ K.T
+    assert table.shape == (d, d)
+    assert torch.allclose(table, Q[:, order] @ K[:, order].T, **EXACT)
+    assert not torch.allclose(K.T @ Q, K[:, order].T @ Q[:, order])
 
 
 @pytest.mark.question("quiz-2.2")
 def test_attention_is_a_weighted_sum_of_values_not_of_scores():
+    """The output is a sum of values, weighted by a softmax of the scores."""
     query, key, value = queries_keys_values()
     powers = (query @ key.T / math.sqrt(7)).exp()
     by_hand = (powers / powers.sum(-1, keepdim=True)) @ value
@@ -230,6 +244,7 @@ def test_attention_is_a_weighted_sum_of_values_not_of_scores():
 
 @pytest.mark.question("nyu-1.1b")
 def test_beta_goes_from_averaging_all_values_to_selecting_one():
+    """β = 0 averages all values, a large β selects one; the entropy falls between."""
     query, key, value = queries_keys_values()
     averaged = dot_product_attention(query, key, value, scale=0.0)
     assert torch.allclose(averaged, value.mean(0).expand(5, 13))
@@ -244,7 +259,21 @@ def test_beta_goes_from_averaging_all_values_to_selecting_one():
 
 
 @pytest.mark.question("nyu-1.1b")
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0, 4.0])
+def test_the_entropy_falls_at_the_rate_beta_times_the_variance_of_the_scores(beta):
+    """The entropy falls at the rate β times the variance of the scores, to 1e-12."""
+    scores = torch.randn(11, dtype=F64)
+    b = torch.tensor(beta, dtype=F64, requires_grad=True)
+    weights = softmax(b * scores)
+    rate = torch.autograd.grad(torch.special.entr(weights).sum(), b)[0]
+    mean = (weights * scores).sum()
+    variance = (weights * (scores - mean) ** 2).sum()
+    assert rate.item() == pytest.approx(-beta * variance.item(), abs=1e-12)
+
+
+@pytest.mark.question("nyu-1.1b")
 def test_the_weights_become_one_hot_and_the_values_are_combined():
+    """The weights become one-hot, and the values are what is combined."""
     query, key, value = queries_keys_values()
     hard = attention_weights(query, key, scale=math.inf)
     assert hard.shape == (5, 11)
@@ -259,22 +288,11 @@ def test_the_weights_become_one_hot_and_the_values_are_combined():
 
 @pytest.mark.question("nyu-1.1b")
 def test_a_longer_query_does_what_a_larger_beta_does():
+    """Making a query three times as long does the same as tripling β."""
     query, key, _ = queries_keys_values()
     longer = attention_weights(3 * query, key, scale=0.4)
     hotter = attention_weights(query, key, scale=3 * 0.4)
     assert torch.allclose(longer, hotter, **EXACT)
-
-
-@pytest.mark.question("nyu-1.1b")
-@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0, 4.0])
-def test_the_entropy_falls_at_the_rate_beta_times_the_variance_of_the_scores(beta):
-    scores = torch.randn(11, dtype=F64)
-    b = torch.tensor(beta, dtype=F64, requires_grad=True)
-    weights = softmax(b * scores)
-    rate = torch.autograd.grad(torch.special.entr(weights).sum(), b)[0]
-    mean = (weights * scores).sum()
-    variance = (weights * (scores - mean) ** 2).sum()
-    assert rate.item() == pytest.approx(-beta * variance.item(), abs=1e-12)
 
 
 # Why to scale
@@ -283,6 +301,7 @@ def test_the_entropy_falls_at_the_rate_beta_times_the_variance_of_the_scores(bet
 @pytest.mark.question("nyu-1.1b", "quiz-2.3")
 @pytest.mark.parametrize("d", [4, 64, 1024])
 def test_dividing_by_the_root_of_d_gives_scores_of_variance_one(d):
+    """Random scores have variance d, and variance 1 after division by the root of d."""
     query, key = torch.randn(4000, d), torch.randn(4000, d)
     products = (query * key).sum(-1)
     assert products.var().item() == pytest.approx(d, rel=0.1)
@@ -291,6 +310,7 @@ def test_dividing_by_the_root_of_d_gives_scores_of_variance_one(d):
 
 @pytest.mark.question("nyu-1.1b")
 def test_queries_that_equal_their_keys_score_root_d_even_after_scaling():
+    """A query that equals its key scores the root of d even after scaling."""
     # Not independent any more: the mean of q·k is d, not 0.
     x = torch.randn(2000, 256)
     scores = (x * x).sum(-1) / math.sqrt(256)
@@ -298,7 +318,26 @@ def test_queries_that_equal_their_keys_score_root_d_even_after_scaling():
 
 
 @pytest.mark.question("quiz-2.3")
-def test_without_the_scale_the_gradient_of_softmax_dies_as_d_grows():
+def test_without_the_scale_a_typical_query_gets_no_gradient_and_a_rare_one_much():
+    """Without the scale the median gradient at d = 1024 is below 1% of the scaled."""
+
+    def gradients(beta: float) -> Tensor:
+        query, key = torch.randn(400, 1, d), torch.randn(400, 11, d)
+        jacobian = softmax_jacobian(beta * (query * key).sum(-1))
+        return beta * (jacobian @ key).norm(dim=(1, 2))
+
+    d = 1024
+    plain, scaled = gradients(1.0), gradients(1 / math.sqrt(d))
+    # The mean does not vanish: near-ties carry all of it.
+    assert plain.mean() > scaled.mean()
+    assert plain.median() < 0.01 * scaled.median()
+    assert scaled.max() / scaled.min() < 10
+
+
+@pytest.mark.question("quiz-2.3")
+def test_without_the_scale_the_jacobian_of_softmax_shrinks_as_d_grows():
+    """Without the scale, the mean Jacobian shrinks as d grows; with it, it stays."""
+
     def gradient_size(d: int, beta: float) -> float:
         products = (torch.randn(500, 1, d) * torch.randn(500, 11, d)).sum(-1)
         return softmax_jacobian(beta * products).norm(dim=(1, 2)).mean().item()
@@ -312,6 +351,7 @@ def test_without_the_scale_the_gradient_of_softmax_dies_as_d_grows():
 
 @pytest.mark.question("quiz-2.3")
 def test_high_scores_do_no_harm_and_wide_gaps_do():
+    """Adding 1000 to all scores changes nothing; wide gaps remove the gradient."""
     scores = torch.randn(11, dtype=F64)
     calm = softmax_jacobian(scores)
     assert torch.allclose(softmax_jacobian(scores + 1000.0), calm, **EXACT)
@@ -320,6 +360,7 @@ def test_high_scores_do_no_harm_and_wide_gaps_do():
 
 @pytest.mark.question("quiz-2.3")
 def test_multiplying_by_the_root_of_d_makes_matters_worse():
+    """Multiplying by the root of d makes the gradient smaller still."""
     d = 256
     products = (torch.randn(500, 1, d) * torch.randn(500, 11, d)).sum(-1)
     divided, plain, multiplied = (
@@ -331,6 +372,7 @@ def test_multiplying_by_the_root_of_d_makes_matters_worse():
 
 @pytest.mark.question("quiz-2.3")
 def test_the_size_of_softmaxs_jacobian_follows_its_formula_and_bounds():
+    """The norm of the Jacobian follows its formula and stays below both bounds."""
     scores = 3 * torch.randn(500, 11, dtype=F64)
     a = scores.softmax(-1)
     size = softmax_jacobian(scores).norm(dim=(1, 2))
@@ -342,18 +384,32 @@ def test_the_size_of_softmaxs_jacobian_follows_its_formula_and_bounds():
 
 
 @pytest.mark.question("quiz-2.3")
-def test_without_the_scale_a_typical_query_gets_no_gradient_and_a_rare_one_much():
-    def gradients(beta: float) -> Tensor:
-        query, key = torch.randn(400, 1, d), torch.randn(400, 11, d)
-        jacobian = softmax_jacobian(beta * (query * key).sum(-1))
-        return beta * (jacobian @ key).norm(dim=(1, 2))
+def test_at_the_papers_width_the_effect_depends_on_the_number_of_keys():
+    """At d = 64 the scale enlarges the mean Jacobian for 16 keys, not for 64."""
+    d = 64
+    for keys, larger in ((16, "scaled"), (64, "plain")):
+        products = (torch.randn(2000, 1, d) * torch.randn(2000, keys, d)).sum(-1)
+        size = {
+            name: softmax_jacobian(beta * products).norm(dim=(1, 2)).mean().item()
+            for name, beta in (("scaled", 1 / math.sqrt(d)), ("plain", 1.0))
+        }
+        assert max(size, key=size.__getitem__) == larger
+        assert max(size.values()) > 1.1 * min(size.values())
 
-    d = 1024
-    plain, scaled = gradients(1.0), gradients(1 / math.sqrt(d))
-    # Measured in the query itself, the mean does not die: near-ties carry it all.
-    assert plain.mean() > scaled.mean()
-    assert plain.median() < 0.01 * scaled.median()
-    assert scaled.max() / scaled.min() < 10
+
+@pytest.mark.question("quiz-2.3")
+def test_only_unscaled_dot_products_spread_more_and_more_as_the_width_grows():
+    """Scaled and additive scores keep their variance at every width."""
+    for d in (4, 64, 1024):
+        query, key = torch.randn(4000, d), torch.randn(4000, d)
+        products = (query * key).sum(-1)
+        # Weights of variance 1/d, as at initialization.
+        w_1, w_2 = torch.randn(2, d, d) / math.sqrt(d)
+        w = torch.randn(d) / math.sqrt(d)
+        additive = torch.tanh(query @ w_1 + key @ w_2) @ w
+        assert products.var().item() == pytest.approx(d, rel=0.1)
+        assert (products / math.sqrt(d)).var().item() == pytest.approx(1.0, rel=0.1)
+        assert additive.var().item() < 2.0
 
 
 # Preserving and averaging
@@ -361,6 +417,7 @@ def test_without_the_scale_a_typical_query_gets_no_gradient_and_a_rare_one_much(
 
 @pytest.mark.question("nyu-1.1c")
 def test_hard_attention_preserves_a_value_and_so_does_a_chosen_linear_layer():
+    """Hard attention returns a value unchanged, and so does a linear layer."""
     query, key, value = queries_keys_values()
     output = dot_product_attention(query, key, value, scale=math.inf)
     assert torch.equal(output, value[(query @ key.T).argmax(-1)])
@@ -374,6 +431,7 @@ def test_hard_attention_preserves_a_value_and_so_does_a_chosen_linear_layer():
 @pytest.mark.question("nyu-1.1c")
 @pytest.mark.parametrize("beta", [0.5, 2.0, 8.0, 32.0])
 def test_what_soft_attention_loses_falls_exponentially_with_beta_times_the_gap(beta):
+    """What a finite β gives to other keys stays below the stated exponential bound."""
     query, key, value = queries_keys_values()
     scores = query @ key.T
     best, second = scores.topk(2).values.unbind(-1)
@@ -388,20 +446,78 @@ def test_what_soft_attention_loses_falls_exponentially_with_beta_times_the_gap(b
     assert ((output - value[j]).norm(dim=-1) <= others * farthest + 1e-12).all()
 
 
+@pytest.mark.question("nyu-1.1c")
+def test_a_value_is_exact_at_any_beta_if_the_others_average_to_it():
+    """A value is preserved at every β if the other values average to it."""
+    query, key = (
+        torch.ones(1, 1, dtype=F64),
+        torch.tensor([[2.0], [0.5], [0.5]]).to(F64),
+    )
+    value = torch.tensor([[1.0], [0.0], [2.0]], dtype=F64)
+    for beta in (0.3, 1.0, 4.0):
+        output, weights = dot_product_attention(
+            query, key, value, scale=beta, return_weights=True
+        )
+        assert weights.max() < 1
+        assert output.item() == pytest.approx(1.0, abs=1e-15)
+
+
+@pytest.mark.question("nyu-1.1c")
+def test_orthonormal_keys_and_long_queries_preserve_all_values():
+    """Orthonormal keys and queries c times as long give back all values."""
+    key = torch.linalg.qr(torch.randn(11, 11, dtype=F64)).Q
+    value = torch.randn(11, 13, dtype=F64)
+    order = torch.randperm(11)
+    output = dot_product_attention(50 * key[order], key, value, scale=1.0)
+    assert torch.allclose(output, value[order], rtol=0, atol=1e-12)
+    # Fewer queries than keys cannot return every value.
+    chosen = attention_weights(50 * key[:7], key, scale=math.inf).sum(0)
+    assert (chosen == 0).sum() == 4
+
+
+@pytest.mark.question("nyu-1.1c")
+def test_the_softmax_of_the_scores_becomes_one_hot_and_the_scores_do_not():
+    """As β grows the softmax becomes one-hot, and the scaled scores diverge."""
+    query, key, _ = queries_keys_values()
+    scores = query @ key.T
+    assert (1000.0 * scores).abs().max() > 1000
+    one_hot = F.one_hot(scores.argmax(-1), 11).to(F64)
+    weights = attention_weights(query, key, scale=1000.0)
+    assert torch.allclose(weights, one_hot, rtol=0, atol=1e-12)
+
+
+@pytest.mark.question("nyu-1.1c")
+def test_a_gate_preserves_a_state_and_a_plain_layer_needs_none():
+    """A GRU with an open update gate keeps its state; it is not a linear map."""
+    cell = torch.nn.GRUCell(3, 2, dtype=F64).requires_grad_(False)
+    x, state = torch.randn(1, 3, dtype=F64), torch.full((1, 2), 5.0, dtype=F64)
+    doubled = cell(2 * x, 2 * state) - 2 * cell(x, state)
+    assert doubled.abs().max() > 0.01
+    cell.bias_hh[2:4] = 1e3  # opens the update gate
+    assert torch.equal(cell(x, state), state)
+    # A plain layer does it with one fixed block of an identity.
+    value = torch.randn(4, 2, dtype=F64)
+    picked = torch.cat([torch.zeros(2, 4), torch.eye(2), torch.zeros(2, 2)], dim=1)
+    assert torch.equal(F.linear(value.flatten(), picked.to(F64)), value[2])
+
+
 @pytest.mark.question("nyu-1.1d")
 def test_beta_zero_averages_and_so_does_a_chosen_linear_layer():
+    """At β = 0 every output is the mean of the values, as of a linear layer."""
     query, key, value = queries_keys_values()
     output, weights = dot_product_attention(
         query, key, value, scale=0.0, return_weights=True
     )
     assert torch.equal(weights, torch.full_like(weights, 1 / 11))
+    assert torch.linalg.matrix_rank(output) == 1
     m, t = value.shape
     weight = torch.kron(torch.full((1, m), 1 / m, dtype=F64), torch.eye(t, dtype=F64))
     assert torch.allclose(F.linear(value.flatten(), weight), output[0])
 
 
 @pytest.mark.question("nyu-1.1d")
-def test_a_running_kernel_of_equal_weights_averages_its_window_alone():
+def test_a_sliding_kernel_of_equal_weights_averages_its_window_alone():
+    """A sliding kernel of equal weights averages its window, not the sequence."""
     value = torch.randn(1, 13, 11, dtype=F64)
     mean = value.mean(-1)
 
@@ -412,12 +528,13 @@ def test_a_running_kernel_of_equal_weights_averages_its_window_alone():
     narrow = running_mean(3)
     assert narrow.shape == (1, 13, 11 - 3 + 1)
     assert ((narrow - mean[..., None]).norm(dim=1) > 0.1).all()
-    # As wide as the sequence it has one place to stand: a fully connected layer.
+    # As wide as the sequence, it fits in one position: a fully connected layer.
     assert torch.allclose(running_mean(11)[..., 0], mean, **EXACT)
 
 
 @pytest.mark.question("nyu-1.1d")
 def test_equal_scores_spread_evenly_at_every_beta():
+    """Keys that differ at right angles to the query are averaged at every β."""
     query, key, value = queries_keys_values()
     # Keys that differ only across the queries cannot be told apart by them.
     query[:, 3:] = 0.0
@@ -429,6 +546,7 @@ def test_equal_scores_spread_evenly_at_every_beta():
 
 @pytest.mark.question("nyu-1.1d")
 def test_near_beta_zero_a_weight_leaves_the_mean_as_its_score_does():
+    """Close to β = 0 the weights follow the first-order formula."""
     scores = torch.randn(11, dtype=F64)
     for beta in (1e-2, 1e-3):
         stated = (1 + beta * (scores - scores.mean())) / 11
@@ -440,23 +558,8 @@ def test_near_beta_zero_a_weight_leaves_the_mean_as_its_score_does():
 
 
 @pytest.mark.question("nyu-1.1e")
-def test_the_output_moves_with_a_key_by_the_stated_derivative():
-    query, key, value = queries_keys_values()
-    beta, j = 0.4, 3
-    output, weights = dot_product_attention(
-        query, key, value, scale=beta, return_weights=True
-    )
-    jacobian = torch.autograd.functional.jacobian(
-        lambda k: dot_product_attention(query, k, value, scale=beta), key
-    )[:, :, j]
-    stated = beta * einsum(
-        weights[:, j], value[j] - output, query, "q, q v, q d -> q v d"
-    )
-    assert torch.allclose(jacobian, stated, **EXACT)
-
-
-@pytest.mark.question("nyu-1.1e")
 def test_a_moved_key_changes_one_score_per_query_and_the_output_exactly_so():
+    """A moved key changes one score per query; the exact law holds to 1e-12."""
     query, key, value = queries_keys_values()
     beta, j = 0.4, 3
     noise = torch.zeros_like(key)
@@ -475,7 +578,25 @@ def test_a_moved_key_changes_one_score_per_query_and_the_output_exactly_so():
 
 
 @pytest.mark.question("nyu-1.1e")
+def test_the_output_moves_with_a_key_by_the_stated_derivative():
+    """The derivative in a key agrees with automatic differentiation to 1e-12."""
+    query, key, value = queries_keys_values()
+    beta, j = 0.4, 3
+    output, weights = dot_product_attention(
+        query, key, value, scale=beta, return_weights=True
+    )
+    jacobian = torch.autograd.functional.jacobian(
+        lambda k: dot_product_attention(query, k, value, scale=beta), key
+    )[:, :, j]
+    stated = beta * einsum(
+        weights[:, j], value[j] - output, query, "q, q v, q d -> q v d"
+    )
+    assert torch.allclose(jacobian, stated, **EXACT)
+
+
+@pytest.mark.question("nyu-1.1e")
 def test_zero_mean_noise_on_a_key_moves_the_mean_output_at_second_order():
+    """Zero-mean noise moves the mean output by the second-order formula, within 2%."""
     query, key, value = queries_keys_values()
     beta, sigma, j = 0.5, 0.05, 3
     output, weights = dot_product_attention(
@@ -498,6 +619,7 @@ def test_zero_mean_noise_on_a_key_moves_the_mean_output_at_second_order():
 
 @pytest.mark.question("nyu-1.1e")
 def test_hard_attention_jumps_when_noise_breaks_a_tie():
+    """Hard attention jumps when a nudge of 1e-6 breaks a tie."""
     query = torch.tensor([[1.0, 0.0]])
     key = torch.tensor([[1.0, 0.0], [1.0, 5.0]])
     value = torch.tensor([[0.0], [1.0]])
@@ -512,6 +634,7 @@ def test_hard_attention_jumps_when_noise_breaks_a_tie():
 
 @pytest.mark.question("nyu-1.1e")
 def test_at_a_large_beta_a_tiny_noise_moves_the_output_half_way_to_a_value():
+    """At β = 1000 a nudge of 0.01 moves the output half way between two values."""
     query = torch.tensor([[1.0, 0.0]], dtype=F64)
     key = torch.tensor([[1.0, 0.0], [1.0, 5.0]], dtype=F64)
     value = torch.tensor([[0.0], [1.0]], dtype=F64)
@@ -528,6 +651,7 @@ def test_at_a_large_beta_a_tiny_noise_moves_the_output_half_way_to_a_value():
 @pytest.mark.question("nyu-1.1e")
 @pytest.mark.parametrize("sigma", [0.01, 0.3, 3.0, 100.0])
 def test_one_key_moves_no_output_further_than_the_stated_bound(sigma):
+    """No noise, however large, moves an output further than the bound."""
     query, key, value = queries_keys_values()
     beta, j, others = 0.4, 3, torch.arange(11) != 3
     before = dot_product_attention(query, key, value, scale=beta)
@@ -546,6 +670,7 @@ def test_one_key_moves_no_output_further_than_the_stated_bound(sigma):
 def test_the_second_order_mean_is_off_by_less_than_a_60th_of_the_spread_to_the_4th(
     spread,
 ):
+    """The second-order mean is off by less than a sixtieth of τ to the fourth."""
     nodes, node_weights = gauss_hermite(80)
     a = np.linspace(0.01, 0.99, 99)
     shifted = 1 / (1 + np.exp(-np.log(a / (1 - a))[:, None] - spread * nodes))
@@ -556,6 +681,7 @@ def test_the_second_order_mean_is_off_by_less_than_a_60th_of_the_spread_to_the_4
 
 @pytest.mark.question("nyu-1.1f")
 def test_elongating_a_key_goes_the_way_of_the_sign_of_its_product_with_the_query():
+    """A longer key gains or loses by the sign of its score, up to both limits."""
     query, key, value = queries_keys_values()
     j, others = 3, torch.arange(11) != 3
     products = query @ key[j]
@@ -578,6 +704,7 @@ def test_elongating_a_key_goes_the_way_of_the_sign_of_its_product_with_the_query
 @pytest.mark.question("nyu-1.1f")
 @pytest.mark.parametrize("stretch", [1.5, 30.0])
 def test_the_weight_of_a_longer_key_is_a_sigmoid_of_how_much_longer_it_is(stretch):
+    """The weight of a longer key follows the sigmoid law to 1e-12."""
     query, key, _ = queries_keys_values()
     beta, j = 0.4, 3
     # The last query stands at right angles to the key.
@@ -593,6 +720,7 @@ def test_the_weight_of_a_longer_key_is_a_sigmoid_of_how_much_longer_it_is(stretc
 
 @pytest.mark.question("nyu-1.1f")
 def test_a_longer_key_can_lose_all_its_weight():
+    """A key with a negative score loses all its weight as it grows."""
     query = torch.tensor([[1.0, 0.0]], dtype=F64)
     key = torch.tensor([[-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=F64)
     value = torch.tensor([[9.0], [1.0], [3.0]], dtype=F64)
@@ -602,6 +730,28 @@ def test_a_longer_key_can_lose_all_its_weight():
     )
     assert weights[0, 0] < 1e-40
     assert output.item() == pytest.approx((1.0 + 3.0) / 2)
+
+
+@pytest.mark.question("nyu-1.1f")
+def test_the_other_keys_keep_their_ratios_and_hard_attention_switches_once():
+    """The other keys keep their ratios; hard attention switches at most once."""
+    query, key, _ = queries_keys_values()
+    j, others = 3, torch.arange(11) != 3
+    before = attention_weights(query, key)[:, others]
+    winners = []
+    for stretch in (1.0, 1.5, 3.0, 10.0, 100.0):
+        longer = key.clone()
+        longer[j] *= stretch
+        after = attention_weights(query, longer)[:, others]
+        ratios = after / after.sum(-1, keepdim=True)
+        assert torch.allclose(ratios, before / before.sum(-1, keepdim=True))
+        winners.append(attention_weights(query, longer, scale=math.inf)[:, j])
+    wins = torch.stack(winners, dim=-1)
+    positive = query @ key[j] > 0
+    assert (wins[positive].diff() >= 0).all()
+    assert (wins[positive, -1] == 1).all()
+    assert (wins[~positive].diff() <= 0).all()
+    assert (wins[~positive, -1] == 0).all()
 
 
 # The computation by hand
@@ -614,6 +764,7 @@ VALUE = HIDDEN @ torch.tensor([[4.0, 3.0], [9.0, 1.0]], dtype=F64).T
 
 @pytest.mark.question("eecs-2a")
 def test_all_nine_scores_of_the_hand_computation():
+    """All nine scores of the hand computation, as exact integers."""
     assert QUERY.tolist() == [[5, 19], [4, 35], [-2, 50]]
     assert KEY.tolist() == [[1, 30], [3, 24], [6, -12]]
     scores = QUERY @ KEY.T
@@ -622,6 +773,7 @@ def test_all_nine_scores_of_the_hand_computation():
 
 @pytest.mark.question("eecs-2b")
 def test_softmax_of_the_hand_computed_scores_is_one_hot_to_the_last_bit():
+    """The output is (23, 46) to the last bit; the second weight is e to the -202."""
     assert VALUE.tolist() == [[23, 46], [25, 39], [10, -12]]
     output, weights = dot_product_attention(
         QUERY[1:2], KEY, VALUE, scale=1.0, return_weights=True
@@ -634,6 +786,7 @@ def test_softmax_of_the_hand_computed_scores_is_one_hot_to_the_last_bit():
 
 @pytest.mark.question("eecs-2b")
 def test_a_hundredth_of_the_hand_computed_scores_mixes_the_values():
+    """At β = 0.01 the weights and the output are the ones stated."""
     output, weights = dot_product_attention(
         QUERY[1:2], KEY, VALUE, scale=0.01, return_weights=True
     )
@@ -643,6 +796,7 @@ def test_a_hundredth_of_the_hand_computed_scores_mixes_the_values():
 
 @pytest.mark.question("eecs-2c")
 def test_with_argmax_all_three_states_choose_the_first_value():
+    """With argmax all three states choose the first value."""
     output, weights = dot_product_attention(
         QUERY, KEY, VALUE, scale=math.inf, return_weights=True
     )
@@ -652,6 +806,7 @@ def test_with_argmax_all_three_states_choose_the_first_value():
 
 @pytest.mark.question("eecs-2c")
 def test_argmax_gives_queries_and_keys_no_gradient():
+    """Argmax passes no gradient to queries and keys."""
     query, key, value = (x.clone().requires_grad_() for x in (QUERY, KEY, VALUE))
     output = dot_product_attention(query, key, value, scale=math.inf)
     gradients = torch.autograd.grad(
@@ -659,6 +814,173 @@ def test_argmax_gives_queries_and_keys_no_gradient():
     )
     assert gradients[:2] == (None, None)
     assert gradients[2].tolist() == [[1, 1], [0, 0], [0, 0]]
+
+
+# Scales, biases and sizes at the edges
+
+
+@pytest.mark.parametrize("return_weights", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
+@pytest.mark.parametrize("scale", [0.0, 1e-300, 1e-46, 1e-20])
+@pytest.mark.parametrize("queries", [1, 5, 7])
+def test_a_vanishing_scale_averages_what_the_causal_mask_shows(
+    queries, scale, dtype, return_weights
+):
+    query, key, value = (torch.randn(2, 3, n, 7).to(dtype) for n in (queries, 5, 5))
+    options = {"causal": True, "scale": scale, "return_weights": return_weights}
+    found = dot_product_attention(query, key, value, **options)
+    output = found[0] if return_weights else found
+    for i in range(queries):
+        seen = value[..., : max(0, i + 6 - queries), :].double()
+        mean = seen.sum(dim=-2) / max(1, seen.shape[-2])
+        within = 2 * torch.finfo(dtype).eps
+        torch.testing.assert_close(
+            output[..., i, :].double(), mean, rtol=within, atol=4 * within
+        )
+
+
+@pytest.mark.parametrize("return_weights", [False, True])
+@pytest.mark.parametrize("scale", [1e16, 1e38, 1e39, 1e300, math.inf])
+def test_a_huge_scale_selects_among_visible_keys(scale, return_weights):
+    query = torch.tensor([[1.0, 0.0]])
+    key = torch.tensor([[4.0, 0.0], [0.0, 3.0], [4.0, 1.0], [9.0, 9.0]])
+    value = torch.tensor([[1.0], [2.0], [5.0], [7.0]])
+    mask = torch.tensor([[True, True, True, False]])
+    options = {"mask": mask, "scale": scale, "return_weights": return_weights}
+    # Two keys tie; the bias favors the second of them, and in vain one that does not.
+    bias = torch.tensor([[0.0, 100.0, math.log(3.0), 0.0]])
+    for added, expected in ((None, 3.0), (bias, 4.0)):
+        found = dot_product_attention(query, key, value, bias=added, **options)
+        output = found[0] if return_weights else found
+        assert output.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("return_weights", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
+@pytest.mark.parametrize(
+    "bias_dtype", [torch.float16, torch.bfloat16, torch.float32, F64]
+)
+@pytest.mark.parametrize("axes", [3, 4])
+def test_a_bias_of_any_dtype_is_added_exactly(axes, bias_dtype, dtype, return_weights):
+    query, key, value = (
+        torch.randn(*(2, 3)[: axes - 2], 5, 7).to(dtype) for _ in "qkv"
+    )
+    largest = min(1e5, torch.finfo(bias_dtype).max)
+    bias = torch.randn(5, 5, dtype=F64)
+    bias[0, 1] = largest  # chosen, whatever the scores
+    bias[1] = -largest  # changes nothing
+    bias[2] = torch.finfo(bias_dtype).min  # the mean; nothing in float16
+    bias[3] = -math.inf  # sees nothing
+    bias[4, 2] = -largest  # hidden, in effect
+    bias = bias.to(bias_dtype)
+    found = dot_product_attention(
+        query, key, value, bias=bias, return_weights=return_weights
+    )
+    output = found[0] if return_weights else found
+    exact = [x.double() for x in (query, key, value, bias)]
+    logits = exact[0] @ exact[1].mT / math.sqrt(7) + exact[3]
+    expected = logits.softmax(-1).nan_to_num(0.0) @ exact[2]
+    within = max(1e-6, 4 * torch.finfo(dtype).eps)
+    assert output.dtype == dtype
+    torch.testing.assert_close(output.double(), expected, rtol=0, atol=within * 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("return_weights", [False, True])
+def test_autocast_leaves_the_bias_as_it_is(dtype, return_weights):
+    query, key, value = torch.randn(3, 2, 3, 5, 7)
+    bias = 3 * torch.randn(5, 5)
+    bias[0, 1], bias[1] = 1e5, -1e5
+    exact = dot_product_attention(query, key, value, bias=bias)
+    with torch.autocast("cpu", dtype=dtype):
+        found = dot_product_attention(
+            query, key, value, bias=bias, return_weights=return_weights
+        )
+        output = found[0] if return_weights else found
+        assert output.dtype == dot_product_attention(query, key, value).dtype == dtype
+    within = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(output.float(), exact, rtol=0, atol=within)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("constant", [1e3, -1e5, -1e9, 1e12])
+def test_a_number_added_to_a_whole_row_changes_neither_outputs_nor_gradients(
+    constant, dtype
+):
+    qkv = [torch.randn(2, 3, 5, 7).to(dtype).requires_grad_() for _ in "qkv"]
+    results = []
+    for bias in (None, torch.full((5, 1), constant, dtype=dtype)):
+        for return_weights in (False, True):
+            found = dot_product_attention(
+                *qkv, bias=bias, return_weights=return_weights
+            )
+            output = found[0] if return_weights else found
+            results.append([output, *torch.autograd.grad(output.sin().sum(), qkv)])
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("return_weights", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.0, 1.0, 1e39, math.inf])
+@pytest.mark.parametrize(
+    "sizes", [(2, 5, 0, 4), (2, 0, 3, 4), (0, 5, 3, 4), (2, 5, 3, 0), (0, 0, 0, 0)]
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_nothing_to_attend_to_gives_zeros(with_bias, sizes, scale, return_weights):
+    batch, q, k, v = sizes
+    query, key = torch.randn(batch, q, 7), torch.randn(batch, k, 7)
+    value = torch.randn(batch, k, v)
+    options = {"scale": scale, "bias": torch.zeros(q, k) if with_bias else None}
+    found = dot_product_attention(
+        query, key, value, return_weights=return_weights, **options
+    )
+    output = found[0] if return_weights else found
+    assert output.shape == (batch, q, v)
+    if k == 0:
+        assert torch.equal(output, torch.zeros(batch, q, v))
+    assert attention_weights(query, key, **options).shape == (batch, q, k)
+
+
+def test_attention_weights_take_masks_and_biases():
+    query, key, _ = queries_keys_values(2)
+    mask, bias = torch.rand(5, 11) > 0.3, torch.randn(2, 5, 11, dtype=F64)
+    mask[2] = False
+    found = attention_weights(query, key, mask=mask, bias=bias, causal=True, scale=0.6)
+    powers = (0.6 * query @ key.mT + bias).exp() * (
+        mask & torch.ones(5, 11).tril(6).bool()
+    )
+    expected = powers / powers.sum(-1, keepdim=True).clamp(min=1e-300)
+    assert torch.allclose(found, expected, **EXACT)
+
+
+def test_causal_attention_takes_a_bias_on_both_paths():
+    query, key, value = (torch.randn(2, 3, 5, 7, dtype=F64) for _ in "qkv")
+    bias = torch.randn(3, 5, 5, dtype=F64)
+    seen = torch.ones(5, 5).tril().bool()
+    expected = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=bias.masked_fill(~seen, -math.inf)
+    )
+    options = {"bias": bias, "causal": True}
+    assert torch.allclose(dot_product_attention(query, key, value, **options), expected)
+    found, _ = dot_product_attention(query, key, value, **options, return_weights=True)
+    assert torch.allclose(found, expected, **EXACT)
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias": torch.ones(1, 1)}, {"return_weights": True}],
+    ids=["fused", "with a bias", "textbook"],
+)
+def test_causal_attention_compiles_for_any_number_of_queries_and_keys(options):
+    def attend(query: Tensor, key: Tensor) -> Any:
+        return dot_product_attention(query, key, key, causal=True, **options)
+
+    torch.compiler.reset()
+    compiled = torch.compile(attend, dynamic=True, fullgraph=True, backend="eager")
+    for queries, keys in ((3, 5), (1, 5), (5, 5), (7, 4)):
+        query, key = torch.randn(2, 3, queries, 8), torch.randn(2, 3, keys, 8)
+        torch.testing.assert_close(compiled(query, key), attend(query, key))
 
 
 # Half precision

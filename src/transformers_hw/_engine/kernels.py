@@ -8,6 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 HALF_PRECISIONS = (torch.float16, torch.bfloat16)
+# Products with larger scales may overflow, and float32 takes their inverses for zero.
+LARGE_SCALE = 1e15
+# How far from zero the rows of a bias must lie, and may lie, to be shifted there.
+BIASES_TO_SHIFT = (100.0, 1e20)
 
 
 def autocast_off(x: Tensor) -> AbstractContextManager[object]:
@@ -21,20 +25,52 @@ def autocast_off(x: Tensor) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype that autocast gives to products with `x`."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
 def widen(x: Tensor) -> Tensor:
     """Turn half precision into float32; wider types stay as they are."""
     return x.float() if x.dtype in HALF_PRECISIONS else x
 
 
-def keep_maxima(scores: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return zero where a visible score is its row's largest, and -inf elsewhere."""
+def scale_gaps(
+    scores: Tensor, scale: float, mask: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """Scale how far each visible score lies below the largest of its row.
+
+    Softmax does not see the shift, and no product overflows to infinity. An infinite
+    scale gives zero at the maxima and -inf elsewhere, without a gradient.
+    """
     if not scores.shape[-1]:
         return scores
     if bias is not None:
         mask = intersect(mask, bias > -math.inf)
-    visible = hide(scores, mask).detach()
-    behind = visible - visible.amax(dim=-1, keepdim=True)
-    return hide(behind.masked_fill(behind < 0, -math.inf), mask)
+    gaps = scores - hide(scores.detach(), mask).amax(dim=-1, keepdim=True)
+    if scale == math.inf:
+        scaled = gaps.detach().masked_fill(gaps < 0, -math.inf)
+    else:
+        limits = torch.finfo(scores.dtype)
+        scaled = (min(scale, limits.max) * gaps).clamp(min=limits.min)
+    return hide(scaled, mask)
+
+
+def level(bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the bias, -inf where hidden, with rows that lie far from zero shifted to it.
+
+    Softmax does not see the shift; without it, a row of -1e5 would cost the scores their
+    digits in float32. Rows that swallow the scores even in float64 stay as they are.
+    """
+    bias = hide(bias.to(torch.promote_types(bias.dtype, dtype)), mask)
+    if not bias.shape[-1]:
+        return bias
+    top = bias.detach().amax(dim=-1, keepdim=True)
+    (near, far), size = BIASES_TO_SHIFT, top.abs()
+    return bias - top.where((size > near) & (size < far), 0.0)
 
 
 def softmax_or_zero(logits: Tensor, *, sure: bool) -> Tensor:
@@ -47,6 +83,14 @@ def softmax_or_zero(logits: Tensor, *, sure: bool) -> Tensor:
         return logits.softmax(dim=-1)
     blind = (logits == -math.inf).all(dim=-1, keepdim=True)
     return logits.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
+
+
+def fusible(scale: float) -> bool:
+    """Tell whether PyTorch's kernel can take the scale: not if it rounds to zero.
+
+    The kernel multiplies what it has hidden, -inf, by the scale.
+    """
+    return 1.0 / LARGE_SCALE <= scale <= LARGE_SCALE
 
 
 def fused_attention(
@@ -64,19 +108,24 @@ def fused_attention(
     # The kernel aligns the first query with the first key; for equal lengths,
     # and only then, that is also our alignment of the last with the last.
     queries, keys = query.shape[-2], key.shape[-2]
-    plain = causal and queries == keys and mask is None and bias is None
+    plain = causal and mask is None and bias is None
+    if queries != keys:  # a compiler compares symbols, and the kernel wants a bool
+        plain = False
     if causal and not plain and queries > 1:
         ones = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
         mask = intersect(mask, ones.tril(keys - queries))
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask if bias is None else hide(bias, mask).to(query.dtype),
-        dropout_p=dropout,
-        is_causal=plain,
-        scale=scale,
-    )
+    options = {"dropout_p": dropout, "is_causal": plain, "scale": scale}
+    fused = F.scaled_dot_product_attention
+    if bias is None:
+        return fused(query, key, value, attn_mask=mask, **options)
+    # The kernel has one dtype for all, and autocast would choose that of the queries.
+    # It may not hold the bias: in float16, 1e5 is infinite.
+    result = autocast_dtype(query)
+    wide = torch.promote_types(result, bias.dtype)
+    bias = level(bias, mask, torch.promote_types(wide, torch.float32)).to(wide)
+    with autocast_off(query):
+        rows = (x.to(wide) for x in (query, key, value))
+        return fused(*rows, attn_mask=bias, **options).to(result)
 
 
 def hide(scores: Tensor, mask: Tensor | None) -> Tensor:
