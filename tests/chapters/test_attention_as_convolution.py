@@ -172,7 +172,14 @@ def test_both_paths_have_the_same_gradients(covariance, output_dim, grid):
 @pytest.mark.parametrize("covariance", COVARIANCES)
 @pytest.mark.parametrize(
     ("center", "sharpness"),
-    [((1e4, -1e4), 0.5), ((1e4, -1e4), 1e-5), ((1e4, 0.3), 0.5), ((-0.6, 1e4), 2.0)],
+    [
+        ((50.3, -49.6), 0.5),
+        ((1000.3, 0.3), 1e-3),
+        ((4000.3, -4000.7), 1e-4),
+        ((1e4, -1e4), 0.5),
+        ((1e4, -1e4), 1e-5),
+        ((-0.6, 1e4), 2.0),
+    ],
 )
 def test_centers_far_outside_the_image_cost_no_digits(covariance, center, sharpness):
     options: Any = {"centers": [center], "covariance": covariance}
@@ -183,8 +190,39 @@ def test_centers_far_outside_the_image_cost_no_digits(covariance, center, sharpn
     x = torch.randn(2, 9, 11, 5)
     output, weights = layer(x, return_weights=True)
     assert_equal(weights.double(), expected, 1e-6)
-    assert_equal(layer(x), output, 1e-5)
-    assert_equal(output, exact(x.double()).float(), 1e-4)
+    pattern = "h q k, b k d, h d e -> b q e"
+    mixed = einsum(
+        expected.flatten(1, 2).flatten(2),
+        x.double().flatten(1, 2),
+        exact.value_weight,
+        pattern,
+    )
+    for found in (output, layer(x)):
+        assert_equal(found.double().flatten(1, 2), mixed, 2e-6)
+
+
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_heads_may_be_sharper_than_float32_can_hold(covariance):
+    options: Any = {"centers": [(0.5, -3.2)], "covariance": covariance}
+    sharp = Gaussian(5, 1, sharpness=1e39, **options)
+    hard = Gaussian(5, 1, sharpness=math.inf, centers=options["centers"])
+    weights = sharp.weights(9, 11)
+    assert torch.equal(weights, hard.weights(9, 11))
+    gradients = torch.autograd.grad(weights.sin().sum(), [sharp.centers])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize(
+    ("center", "expected"),
+    # In float32, 7 plus the first is 7.5; the second is 0.5 itself.
+    [(0.5 - 2**-25, 1.0), (0.5 - 2**-54, 0.25)],
+)
+def test_a_near_tie_of_hard_heads_is_the_same_on_all_paths(center, expected):
+    layer = Gaussian(5, 1, centers=[(center, -center)], sharpness=math.inf)
+    x = torch.randn(2, 9, 11, 5)
+    output, weights = layer(x, return_weights=True)
+    assert weights[0, 7, 7, 7, 7].item() == expected
+    assert_equal(layer(x), output, 1e-6)
 
 
 @pytest.mark.question("eth-1b.2")
@@ -308,7 +346,7 @@ def test_only_the_query_pixels_get_outputs():
 
 
 @pytest.mark.question("eth-1d.1")
-def test_a_sharp_head_looks_at_one_pixel_and_clamps_at_the_border():
+def test_a_sharp_head_attends_to_one_pixel_and_clamps_at_the_border():
     layer = hard_layer([(-1, 2)])
     weights = layer.weights(5, 7)[0]
     for i in range(5):
@@ -491,8 +529,8 @@ def test_what_can_be_expressed_need_not_be_learned():
             optimizer.step()
         return layer.head_centers()[0, 1].item(), loss.item()
 
-    place, loss = learn(sharpness=0.3)
-    assert place == pytest.approx(1.0, abs=0.2)
+    center, loss = learn(sharpness=0.3)
+    assert center == pytest.approx(1.0, abs=0.2)
     assert loss < 0.1
     stuck, loss = learn(sharpness=50.0)
     assert stuck == pytest.approx(-1.0, abs=1e-3)
@@ -513,7 +551,7 @@ def test_heads_placed_on_the_window_are_the_convolution(size):
 
 @pytest.mark.question("eth-1c.2")
 def test_for_even_kernels_the_theorem_as_printed_is_false():
-    # Its heads look at q − f(h) with f(h) in Δ_K, its convolution at q + δ.
+    # Its heads attend to q − f(h) with f(h) in Δ_K, its convolution at q + δ.
     for size in (3, 5):
         assert {-d for d in window(size)} == set(window(size))
     assert {-d for d in window(2)} != set(window(2))
@@ -639,7 +677,7 @@ def test_a_stride_only_chooses_which_pixels_are_queries():
 
 @torch.no_grad()
 def layer_with_norms(centers: list[tuple[float, float]], norms: list[float]) -> Any:
-    """Make hard heads whose values have one entry each, at places of their own."""
+    """Make hard heads whose values have one entry each, all at different indices."""
     layer = hard_layer(centers)
     values = torch.diag_embed(torch.tensor(norms, dtype=F64))
     values = F.pad(values, (0, 5 * 7 - len(norms)))
@@ -816,7 +854,7 @@ LIMIT = {"grid": (3, 3), "query": (1, 1)}
     ("hard heads without pixels", lambda: made("hard")(images(columns=0)),
      ValueError, "columns must be a positive integer, got 0"),
     ("a table without columns", lambda: RelativeTableAttention(5, 2, (3, 0)),
-     ValueError, "window (columns) must be a positive integer, got 0"),
+     ValueError, "window width must be a positive integer, got 0"),
     ("an image larger than the embeddings",
      lambda: LearnedRelativeSelfAttention(6, 2, max_size=4)(torch.zeros(1, 5, 3, 6)),
      ValueError, "x must have at most 4 rows and columns, got shape (1, 5, 3, 6)"),
@@ -826,7 +864,7 @@ LIMIT = {"grid": (3, 3), "query": (1, 1)}
     ("attention dropout of everything", lambda: ImageBert(attention_dropout=1.0),
      ValueError, "dropout must be in [0, 1), got 1.0"),
     ("metrics of a whole model", lambda: head_metrics(ImageBert(dim=4, depth=1)),
-     TypeError, "layer must be a GaussianSelfAttention, got ImageBert"),
+     TypeError, "layer must be of type GaussianSelfAttention, got ImageBert"),
     ("a linear layer", lambda: attention_from_convolution(nn.Linear(2, 3)),
      TypeError, "conv must be an nn.Conv1d or nn.Conv2d (no subclass … got Linear"),
     ("a transposed convolution inside a model", lambda: attentionize(HIDDEN),

@@ -19,8 +19,9 @@ $O(N^2 D)$, and no $N \times N$ matrix.
 """
 
 import math
+from array import array
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transformers_hw._engine.arguments import check_choice, check_dropout, check_sizes
+from transformers_hw._engine.arguments import check_dropout, check_sizes
 from transformers_hw._engine.kernels import widen
 from transformers_hw._engine.mixing import (
     mix_densely,
@@ -145,7 +146,6 @@ class GaussianSelfAttention(nn.Module):
         super().__init__()
         output_dim = dim if output_dim is None else output_dim
         check_sizes(dim=dim, heads=heads, output_dim=output_dim)
-        check_choice("covariance", covariance, get_args(Covariance))
         check_dropout(dropout)
         if not sharpness > 0.0:
             raise ValueError(
@@ -154,7 +154,9 @@ class GaussianSelfAttention(nn.Module):
         self.dim, self.heads, self.output_dim = dim, heads, output_dim
         self.covariance, self.sharpness = covariance, sharpness
         self.dropout = dropout
-        self.given_centers = None if centers is None else _pairs(centers, heads)
+        self.given_centers = (
+            None if centers is None else _pairs(centers, heads, hard=self.hard)
+        )
         if self.hard and (covariance != "isotropic" or self.given_centers is None):
             raise ValueError(
                 "hard heads (infinite sharpness) need centers and covariance "
@@ -211,7 +213,8 @@ class GaussianSelfAttention(nn.Module):
         if self.log_sharpness is None:
             ones = self.value_weight.new_ones(self.heads, dtype=torch.float32)
             return ones, ones
-        alphas = widen(self.log_sharpness).exp()
+        # No sharper, or products with distances would overflow.
+        alphas = widen(self.log_sharpness).exp().clamp(max=1e30)
         isotropic = self.covariance == "isotropic"
         return (alphas, alphas) if isotropic else (alphas[:, 0], alphas[:, 1])
 
@@ -326,13 +329,16 @@ class GaussianSelfAttention(nn.Module):
 
         For the key n nearest to the target t, (n - t)² - (k - t)² is
         (n - k) ((n - t) + (k - t)). Softmax is blind to what is added to all keys, and
-        the factors are exact even if t is far outside the image.
+        the factors are exact even if t is far outside the image: whole numbers, but for
+        what rounds the center to one, which is subtracted last.
         """
-        centers = widen(self.head_centers()[:, axis])
-        target = rearrange(at, "i -> i 1") + rearrange(centers, "h -> h 1 1")
-        nearest = target.detach().round().clamp(0, length - 1)
+        centers = rearrange(widen(self.head_centers()[:, axis]), "h -> h 1 1")
+        shift = centers.detach().round()
+        target = rearrange(at, "i -> i 1") + shift
+        nearest = target.clamp(0, length - 1)
         keys = torch.arange(length, device=at.device, dtype=target.dtype)
-        return nearest - keys, (nearest - target) + (keys - target)
+        sums = (nearest - target) + (keys - target)
+        return nearest - keys, sums - 2.0 * (centers - shift)
 
     def _ties(self) -> bool:
         return any(d % 1 == 0.5 for center in self.given_centers or () for d in center)
@@ -346,10 +352,11 @@ class GaussianSelfAttention(nn.Module):
 
 
 def _pairs(
-    centers: Tensor | Sequence[Sequence[float | int]], heads: int
+    centers: Tensor | Sequence[Sequence[float | int]], heads: int, *, hard: bool
 ) -> tuple[tuple[float, float], ...]:
     listed = centers.tolist() if isinstance(centers, Tensor) else centers
-    pairs = [tuple(float(d) for d in pair) for pair in listed]
+    # Hard heads compute weights in float32: what is a tie there must be one everywhere.
+    pairs = [tuple(array("f" if hard else "d", pair)) for pair in listed]
     if len(pairs) != heads or any(len(pair) != 2 for pair in pairs):
         raise ValueError(
             f"centers must be {heads} pairs (row, column), one a head, got {listed}."
