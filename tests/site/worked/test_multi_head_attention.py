@@ -253,7 +253,7 @@ def test_what_the_caption_says_of_the_run() -> None:
         name: loss if isinstance(loss, dict) else {"min": loss, "max": loss}
         for name, loss in record["metrics"]["last_loss"].items()
     }
-    for name, tolerance in (("one_head", 0.02), ("one_head_content", 0.03)):
+    for name, tolerance in (("one_head", 0.005), ("one_head_content", 0.02)):
         assert losses[name]["min"] == pytest.approx(floor, rel=tolerance)
         assert losses[name]["max"] == pytest.approx(floor, rel=tolerance)
     assert losses["two_heads"]["max"] < 0.001
