@@ -3,18 +3,23 @@
 import json
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from transformers_hw._engine.files import atomic_write
+from transformers_hw._engine.shapes import checked
 from transformers_hw.attention_as_convolution.image_bert import ImageBert
+from transformers_hw.multi_head_attention import MultiHeadAttention
+from transformers_hw.pretrained.conversion import layered_shapes, shapes_of
 from transformers_hw.pretrained.weights import (
     FLOATS,
     WeightsError,
+    WeightsFile,
     import_safetensors,
     listed,
-    read_weights,
+    printable,
 )
 from transformers_hw.seq2seq import Seq2Seq
 from transformers_hw.transformer import (
@@ -43,10 +48,12 @@ MODELS: dict[str, type[nn.Module]] = {
         Decoder,
         EncoderLayer,
         DecoderLayer,
+        MultiHeadAttention,
     )
 }
 
 
+@checked
 def save_model(model: nn.Module, path: str | Path) -> Path:
     """Write a model's weights and settings into one safetensors file.
 
@@ -64,7 +71,7 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
     Raises:
         TypeError: If `model` is not one of the book's.
         ValueError: If parts were replaced, so that the settings no longer describe the
-            model, or if `path` ends otherwise.
+            model, if its weights have several dtypes, or if `path` ends otherwise.
         RuntimeError: If two weights share memory that the settings do not tie.
         OSError: If the file cannot be written.
 
@@ -87,22 +94,33 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
     settings = asdict(config)  # type: ignore[arg-type]
     with torch.device("meta"):
         described = MODELS[name](**settings)
-    if repr(described) != repr(model) or _shapes(described) != _shapes(model):
+    if repr(described) != repr(model) or shapes_of(described) != shapes_of(model):
+        hint = (
+            " Replace a head with reset_head(num_classes), which the config records."
+            if hasattr(model, "reset_head")
+            else ""
+        )
         raise ValueError(
             f"the parts of the {name} must be those that its config describes, but "
-            "some were replaced."
+            f"some were replaced: {listed(_replaced(model, described))}.{hint}"
         )
+    tensors = {name: x.detach().contiguous() for name, x in model.state_dict().items()}
+    if wrong := _of_another_dtype(tensors):
+        raise ValueError(f"weights must have one dtype, got {listed(wrong)}.")
     saved = {"format": FORMAT, "model": name, "config": settings}
     header = {"format": "pt", HEADER: json.dumps(saved)}
-    tensors = {name: x.detach().contiguous() for name, x in model.state_dict().items()}
     content = safetensors.torch.save(tensors, header)
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
     return path
 
 
+@checked
 def load_model(path: str | Path) -> nn.Module:
     """Build a model from a file that `save_model` wrote.
+
+    A file from a stranger can cost no more than its own size: nothing is built for its
+    claims before its header was compared with them.
 
     Args:
         path: The file.
@@ -113,51 +131,82 @@ def load_model(path: str | Path) -> nn.Module:
     Raises:
         WeightsError: If the file is missing or damaged, or contains something else.
     """
-    weights = read_weights(path)
-    with import_safetensors().safe_open(path, "pt") as file:
-        header = file.metadata() or {}
-    try:
-        saved = json.loads(header[HEADER])
-        version, name, settings = saved["format"], saved["model"], saved["config"]
-    except (KeyError, RecursionError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path} must be a file that save_model wrote.") from error
-    if version != FORMAT:
+    with WeightsFile(path) as file:
+        name, settings = _read_header(file)
+        depth = settings.get("depth", 1)
+
+        def build(layers: int) -> nn.Module:
+            changed = {"depth": layers} if "depth" in settings else {}
+            with torch.device("meta"):
+                return MODELS[name](**{**settings, **changed, "device": "meta"})
+
+        try:
+            wanted = layered_shapes(build, depth, len(file.shapes))
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise WeightsError(
+                f"{path} does not describe a model: {printable(error)}"
+            ) from error
+        if wanted != file.shapes:
+            differing = sorted(dict(wanted.items() ^ file.shapes.items()))
+            raise WeightsError(
+                f"{path} must hold the weights that its settings ask for; they differ "
+                f"in {listed(differing)}."
+            )
+        weights = file.tensors()
+    if wrong := _of_another_dtype(weights):
         raise WeightsError(
-            f"{path} must be of format {FORMAT}, which this version of the package "
-            f"reads, got {version!r}."
+            f"{path} must hold floating-point numbers of one dtype, got "
+            f"{listed(wrong)}."
         )
-    if not isinstance(name, str) or name not in MODELS:
-        raise WeightsError(
-            f"{path} must be of one of {', '.join(MODELS)}, got {name!r}."
-        )
-    try:
-        # JSON has no tuples.
-        settings = {
-            key: tuple(x) if isinstance(x, list) else x
-            for key, x in dict(settings).items()
-        }
-        # A false claim must cost neither memory nor time: every layer has tensors.
-        if isinstance(depth := settings.get("depth"), int) and depth > len(weights):
-            raise ValueError(f"there are {len(weights)} tensors for {depth} layers")
-        with torch.device("meta"):
-            model = MODELS[name](**{**settings, "device": "meta"})
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path} does not describe a model: {error}") from error
-    wanted, found = _shapes(model), {n: tuple(x.shape) for n, x in weights.items()}
-    if wanted != found:
-        differing = sorted(dict(wanted.items() ^ found.items()))
-        raise WeightsError(
-            f"{path} must hold the weights that its settings ask for; they differ in "
-            f"{listed(differing)}."
-        )
-    wrong = [f"{n} {x.dtype}" for n, x in weights.items() if x.dtype not in FLOATS]
-    if wrong:
-        raise WeightsError(
-            f"{path} must hold floating-point numbers, got {listed(wrong)}."
-        )
+    model = build(depth)
     model.load_state_dict(weights, assign=True)
     return model.eval()
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(x.shape) for name, x in model.state_dict().items()}
+def _read_header(file: WeightsFile) -> tuple[str, dict[str, Any]]:
+    """Return the name of the model and its settings."""
+    try:
+        saved = json.loads(file.metadata[HEADER])
+        version, name = saved["format"], saved["model"]
+        # JSON has no tuples.
+        settings = {
+            key: tuple(x) if isinstance(x, list) else x
+            for key, x in dict(saved["config"]).items()
+        }
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise WeightsError(
+            f"{file.path} must be a file that save_model wrote."
+        ) from error
+    if version != FORMAT:
+        raise WeightsError(
+            f"{file.path} must be of format {FORMAT}, which this version of the "
+            f"package reads, got {printable(repr(version), 80)}."
+        )
+    if not isinstance(name, str) or name not in MODELS:
+        raise WeightsError(
+            f"{file.path} must be of one of {', '.join(MODELS)}, got "
+            f"{printable(repr(name), 80)}."
+        )
+    return name, settings
+
+
+def _of_another_dtype(tensors: dict[str, torch.Tensor]) -> list[str]:
+    """List the tensors that are not of the first one's dtype, or no floats."""
+    first = next((x.dtype for x in tensors.values()), None)
+    return [
+        f"{name} {x.dtype}"
+        for name, x in tensors.items()
+        if x.dtype not in FLOATS or x.dtype != first
+    ]
+
+
+def _replaced(model: nn.Module, described: nn.Module) -> list[str]:
+    """List the parts directly below a model that are not as described."""
+    parts = dict(described.named_children())
+    return [
+        name
+        for name, part in model.named_children()
+        if name not in parts
+        or repr(part) != repr(parts[name])
+        or shapes_of(part) != shapes_of(parts[name])
+    ]

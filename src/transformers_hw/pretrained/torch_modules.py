@@ -1,43 +1,69 @@
 """PyTorch's own attention and Transformer modules: conversion in both directions."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from einops import rearrange
+from torch import Tensor, nn
 
+from transformers_hw._engine.shapes import checked
 from transformers_hw.multi_head_attention import MultiHeadAttention
-from transformers_hw.pretrained.weights import Conversion, join, name_of_activation
+from transformers_hw.pretrained.conversion import (
+    Conversion,
+    eps_of,
+    join,
+    name_of_activation,
+    shared,
+    with_parameters,
+)
+from transformers_hw.pretrained.verification import Draw
+from transformers_hw.pretrained.weights import WeightsError
 from transformers_hw.transformer.layers import DecoderLayer, EncoderLayer
 from transformers_hw.transformer.parts import ACTIVATIONS, LayerNorm
 from transformers_hw.transformer.stacks import Decoder, Encoder
 
 Layer = EncoderLayer | DecoderLayer
 Ours = MultiHeadAttention | Layer | Encoder | Decoder
+# Our modules, by PyTorch's.
+KINDS: dict[type[nn.Module], type[Ours]] = {
+    nn.MultiheadAttention: MultiHeadAttention,
+    nn.TransformerEncoderLayer: EncoderLayer,
+    nn.TransformerDecoderLayer: DecoderLayer,
+    nn.TransformerEncoder: Encoder,
+    nn.TransformerDecoder: Decoder,
+}
 
 # PyTorch's names of the attentions of a layer, and of its other parts, by ours.
 ATTENTIONS = {
-    "attention": "self_attn",
-    "self_attention": "self_attn",
-    "cross_attention": "multihead_attn",
+    "attention": "self_attn.",
+    "self_attention": "self_attn.",
+    "cross_attention": "multihead_attn.",
 }
 PARTS = {
-    EncoderLayer: {"attention_norm": "norm1", "feed_forward_norm": "norm2"},
+    EncoderLayer: {"attention_norm": "norm1.", "feed_forward_norm": "norm2."},
     DecoderLayer: {
-        "self_attention_norm": "norm1",
-        "cross_attention_norm": "norm2",
-        "feed_forward_norm": "norm3",
+        "self_attention_norm": "norm1.",
+        "cross_attention_norm": "norm2.",
+        "feed_forward_norm": "norm3.",
     },
 }
-NETWORK = {"feed_forward.hidden_proj": "linear1", "feed_forward.output_proj": "linear2"}
+NETWORK = {
+    "feed_forward.hidden_proj": "linear1.",
+    "feed_forward.output_proj": "linear2.",
+}
 
 
+@checked
 def from_torch(module: nn.Module) -> Any:
     """Convert a module of `torch.nn` into the book's, with a copy of its weights.
 
-    Heads, sizes, the place of the norms, activation, epsilon and dropout are read from
+    Heads, sizes, where the norms stand, activation, epsilon and dropout are read from
     the module. Whatever its `batch_first`, the converted module takes the batch first.
     Its masks have the book's meaning, `True` for "may see", and a decoder is causal
-    unless told otherwise.
+    unless told otherwise. Both modules are compared before the converted one is
+    returned: they get two short random sequences, one of them padded.
 
     Args:
         module: A `MultiheadAttention`, `TransformerEncoderLayer`,
@@ -52,19 +78,30 @@ def from_torch(module: nn.Module) -> Any:
 
     Raises:
         TypeError: If `module` is not one of these.
-        ValueError: If it has a setting that the book's modules do not have.
+        WeightsError: If it has a setting that the book's modules do not have, or
+            computes something else than the converted module would.
 
     Examples:
         >>> from_torch(nn.MultiheadAttention(12, 3)).heads
         3
     """
+    module = getattr(module, "_orig_mod", module)
     if isinstance(module, nn.Transformer):
         return from_torch(module.encoder), from_torch(module.decoder)
+    kind = next((ours for x, ours in KINDS.items() if isinstance(module, x)), None)
+    if kind is None:
+        raise TypeError(
+            "module must be MultiheadAttention, Transformer, or an encoder, a decoder "
+            f"or a layer of torch.nn, got {type(module).__name__}."
+        )
     conversion = Conversion(module, f"a torch.nn.{type(module).__name__}")
-    ours = _build(module, conversion.factory)
-    return conversion.fill(ours, _names(ours))
+    settings = conversion.settings(_settings)
+    first = settings.pop("batch_first")
+    ours = conversion.attempt(kind, **settings, **conversion.factory)
+    return conversion.convert(lambda _: ours, 1, _names(ours), partial(_compare, first))
 
 
+@checked
 def to_torch(module: Ours | tuple[Encoder, Decoder]) -> nn.Module:
     """Convert a module of the book into PyTorch's, with a copy of its weights.
 
@@ -111,78 +148,82 @@ def _names(module: Ours, ours: str = "", theirs: str = "") -> dict[str, str]:
             weight = "in_proj_weight" if packed else f"{part[0]}_proj_weight"
             names[f"{ours}{part}_proj.weight"] = f"{theirs}{weight}"
             names[f"{ours}{part}_proj.bias"] = f"{theirs}in_proj_bias"
-        return names | _modules({f"{ours}output_proj": f"{theirs}out_proj"})
+        return names | with_parameters({f"{ours}output_proj": f"{theirs}out_proj."})
     if isinstance(module, Encoder | Decoder):
-        names = _modules({f"{ours}final_norm": f"{theirs}norm"})
+        names = with_parameters({f"{ours}final_norm": f"{theirs}norm."})
         for i, layer in enumerate(module.layers):
             prefix = f"layers.{i}."
             names |= _names(layer, ours + prefix, theirs + prefix)  # type: ignore[arg-type]
         return names
     parts = {**NETWORK, **PARTS[type(module)]}
-    names = _modules({ours + own: theirs + name for own, name in parts.items()})
+    names = with_parameters({ours + own: theirs + name for own, name in parts.items()})
     for own in module.attentions:
         attention: Any = module.get_submodule(own)
-        prefix = f"{theirs}{ATTENTIONS[own]}."
+        prefix = f"{theirs}{ATTENTIONS[own]}"
         names |= _names(attention, f"{ours}{own}.", prefix)
     return names
 
 
-def _modules(names: dict[str, str]) -> dict[str, str]:
-    return {
-        f"{ours}.{kind}": f"{theirs}.{kind}"
-        for ours, theirs in names.items()
-        for kind in ("weight", "bias")
-    }
-
-
-def _build(theirs: Any, factory: dict[str, Any]) -> Ours:
-    if isinstance(theirs, nn.MultiheadAttention):
-        if theirs.bias_k is not None or theirs.add_zero_attn:
-            raise ValueError(
+def _settings(module: Any) -> dict[str, Any]:
+    """Read the settings of one of PyTorch's modules, and its order of axes."""
+    if isinstance(module, nn.MultiheadAttention):
+        if module.bias_k is not None or module.add_zero_attn:
+            raise WeightsError(
                 "module must have neither add_bias_kv nor add_zero_attn, which this "
                 "book's attention does not have."
             )
-        return MultiHeadAttention(
-            theirs.embed_dim,
-            theirs.num_heads,
-            context_dim=theirs.kdim,
-            values_dim=theirs.vdim,
-            bias=theirs.in_proj_bias is not None,
-            dropout=theirs.dropout,
-            **factory,
-        )
-    if isinstance(theirs, nn.TransformerEncoderLayer):
-        return EncoderLayer(**_layer_settings(theirs), **factory)
-    if isinstance(theirs, nn.TransformerDecoderLayer):
-        return DecoderLayer(**_layer_settings(theirs), **factory)
-    if not isinstance(theirs, nn.TransformerEncoder | nn.TransformerDecoder):
-        raise TypeError(
-            "module must be MultiheadAttention, Transformer, or an encoder, a decoder "
-            f"or a layer of torch.nn, got {type(theirs).__name__}."
-        )
-    kind = Encoder if isinstance(theirs, nn.TransformerEncoder) else Decoder
-    settings = _layer_settings(theirs.layers[0])
-    norm: Any = theirs.norm
-    if norm is not None and norm.eps != settings["eps"]:
-        raise ValueError(
-            "the final norm must have the eps of the layers, "
-            f"{settings['eps']}, got {norm.eps}."
-        )
-    depth = len(theirs.layers)
-    return kind(depth=depth, final_norm=norm is not None, **settings, **factory)
+        return {
+            "dim": module.embed_dim,
+            "heads": module.num_heads,
+            "context_dim": module.kdim,
+            "values_dim": module.vdim,
+            "bias": module.in_proj_bias is not None,
+            "dropout": module.dropout,
+            "batch_first": module.batch_first,
+        }
+    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        norms = [x for name, x in module.named_children() if name.startswith("norm")]
+        return {
+            "dim": module.self_attn.embed_dim,
+            "heads": module.self_attn.num_heads,
+            "hidden_dim": module.linear1.out_features,
+            "norm": "pre" if module.norm_first else "post",
+            "activation": name_of_activation(module.activation),
+            "dropout": module.dropout.p,
+            "eps": eps_of(norms),
+            "bias": module.linear1.bias is not None,
+            "batch_first": module.self_attn.batch_first,
+        }
+    layers = [_settings(layer) for layer in module.layers]
+    found = {name: shared(name, (x[name] for x in layers)) for name in layers[0]}
+    if module.norm is not None:
+        shared("eps, the final norm's included", [found["eps"], eps_of([module.norm])])
+    return {**found, "depth": len(layers), "final_norm": module.norm is not None}
 
 
-def _layer_settings(layer: Any) -> dict[str, Any]:
-    return {
-        "dim": layer.self_attn.embed_dim,
-        "heads": layer.self_attn.num_heads,
-        "hidden_dim": layer.linear1.out_features,
-        "norm": "pre" if layer.norm_first else "post",
-        "activation": name_of_activation(layer.activation),
-        "dropout": layer.dropout.p,
-        "eps": layer.norm1.eps,
-        "bias": layer.linear1.bias is not None,
-    }
+def _compare(
+    batch_first: bool, ours: Any, theirs: Callable[..., Any], draw: Draw
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def turned(x: Tensor) -> Tensor:
+        return x if batch_first else rearrange(x, "a b d -> b a d")
+
+    real = draw.padding_mask(2, 7)
+    if isinstance(ours, MultiHeadAttention):
+        query = draw.numbers(2, 5, ours.dim)
+        keys = draw.numbers(2, 7, ours.context_dim), draw.numbers(2, 7, ours.values_dim)
+        wanted, _ = theirs(*map(turned, (query, *keys)), key_padding_mask=~real)
+        yield "outputs", ours(query, *keys, padding_mask=real), turned(wanted)
+        return
+    x = draw.numbers(2, 7, ours.config.dim)
+    if isinstance(ours, Encoder | EncoderLayer):
+        wanted = turned(theirs(turned(x), src_key_padding_mask=~real))
+        yield "outputs", ours(x, padding_mask=real)[real], wanted[real]
+        return
+    target = draw.numbers(2, 5, ours.config.dim)
+    later = torch.ones(5, 5, dtype=torch.bool, device=x.device).triu(1)
+    masks = {"tgt_mask": later, "memory_key_padding_mask": ~real}
+    wanted = turned(theirs(turned(target), turned(x), **masks))
+    yield "outputs", ours(target, x, memory_padding_mask=real), wanted
 
 
 def _build_attention(layer: MultiHeadAttention) -> nn.Module:

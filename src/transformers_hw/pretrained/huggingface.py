@@ -1,0 +1,341 @@
+"""Vision Transformers, BERTs and RoBERTas of Hugging Face."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from transformers_hw._engine.shapes import checked
+from transformers_hw.pretrained.conversion import Conversion, with_parameters
+from transformers_hw.pretrained.verification import Draw
+from transformers_hw.pretrained.vision import (
+    Library,
+    names_of_layers,
+    vision_transformer,
+)
+from transformers_hw.pretrained.weights import Weights, WeightsError, printable
+from transformers_hw.transformer.bert import Bert
+from transformers_hw.vision_transformer import VisionTransformer
+
+Config = Mapping[str, Any]
+# Names since version 5 of transformers, and in files that version 4 wrote, which are
+# most.
+VIT_PARTS = {
+    "attention.query_proj": "attention.q_proj.",
+    "attention.key_proj": "attention.k_proj.",
+    "attention.value_proj": "attention.v_proj.",
+    "attention.output_proj": "attention.o_proj.",
+    "attention_norm": "layernorm_before.",
+    "feed_forward.hidden_proj": "mlp.fc1.",
+    "feed_forward.output_proj": "mlp.fc2.",
+    "feed_forward_norm": "layernorm_after.",
+}
+VIT_PARTS_4 = {
+    "attention.query_proj": "attention.attention.query.",
+    "attention.key_proj": "attention.attention.key.",
+    "attention.value_proj": "attention.attention.value.",
+    "attention.output_proj": "attention.output.dense.",
+    "attention_norm": "layernorm_before.",
+    "feed_forward.hidden_proj": "intermediate.dense.",
+    "feed_forward.output_proj": "output.dense.",
+    "feed_forward_norm": "layernorm_after.",
+}
+BERT_PARTS = {
+    "attention.query_proj": "attention.self.query.",
+    "attention.key_proj": "attention.self.key.",
+    "attention.value_proj": "attention.self.value.",
+    "attention.output_proj": "attention.output.dense.",
+    "attention_norm": "attention.output.LayerNorm.",
+    "feed_forward.hidden_proj": "intermediate.dense.",
+    "feed_forward.output_proj": "output.dense.",
+    "feed_forward_norm": "output.LayerNorm.",
+}
+# The models, by `model_type`, with what their names begin with below a head.
+VITS = {"vit": "vit.", "vit_msn": "vit."}
+ROBERTAS = {"roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
+BERTS = {"bert": "bert.", **ROBERTAS}
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+MOST_CONFIG_BYTES = 2**20
+
+
+@checked
+def from_huggingface(
+    source: nn.Module | Weights,
+    *,
+    config: Config | str | Path | None = None,
+    padded_at_end: bool = False,
+) -> Any:
+    """Convert a Hugging Face `ViTModel`, `ViTForImageClassification` or `BertModel`.
+
+    `ViTMSNModel`, `RobertaModel`, `XLMRobertaModel` and `CamembertModel` are converted
+    too. Of a model with another head, such as `BertForMaskedLM`, convert the base:
+    `model.bert`.
+
+    A module is compared with the converted model before that is returned: both get two
+    short random texts, one of them padded, or one image, and one of another size.
+
+    Args:
+        source: The module, which tells its own settings; or its state dict, or a
+            safetensors file of it, which do not.
+        config: The model's configuration, as in its `config.json`, or the path of such
+            a file. It is needed with a state dict; for a file of weights, it is by
+            default the `config.json` beside it.
+        padded_at_end: Whether all texts will have their padding at the end. A RoBERTa
+            is converted only then: it numbers the positions of real tokens only, and
+            this book's `Bert` those of all tokens.
+
+    Returns:
+        A `VisionTransformer` or `Bert` with the same outputs, in evaluation mode: of a
+        classifier the logits, of a `BertModel` the last hidden states. Of a `ViTModel`,
+        `encode` returns the last hidden states, and a call of the model the pooled
+        output, or without a pooler the class token.
+
+    Raises:
+        TypeError: If `config` is missing, or is given with a module.
+        WeightsError: If these are other weights; if the configuration asks for what
+            this book's models do not have, such as another activation or a causal
+            mask; or if the module computes something else than the converted model.
+    """
+    conversion = Conversion(source, "a Hugging Face ViT, BERT or RoBERTa")
+    found = _config(conversion, source, config)
+    kind = found["model_type"]
+    settings = {
+        "heads": found["num_attention_heads"],
+        "eps": found["layer_norm_eps"],
+        "activation": ACTIVATIONS[
+            _one_of(conversion, found, "hidden_act", tuple(ACTIVATIONS))
+        ],
+    }
+    if kind in VITS:
+        return _vit(conversion, found, settings)
+    _one_of(conversion, found, "is_decoder", (False, None))
+    _one_of(conversion, found, "position_embedding_type", ("absolute", None))
+    if kind in ROBERTAS and not padded_at_end:
+        raise conversion.other(
+            f"a {kind} numbers the positions of real tokens only, and this book's Bert "
+            "those of all tokens: for texts with their padding at the end, they are "
+            "the same, and padded_at_end=True converts it"
+        )
+    return _bert(conversion, found, settings)
+
+
+def _config(
+    conversion: Conversion, source: nn.Module | Weights, config: Any
+) -> dict[str, Any]:
+    """Find the configuration, and check that it has what every one of them has."""
+    if conversion.module is not None:
+        if config is not None:
+            raise TypeError(
+                "config must not be given with a module, which has its own."
+            )
+        try:
+            found = conversion.module.config.to_dict()
+        except AttributeError as error:
+            name = type(conversion.module).__name__
+            raise conversion.other(f"got {name}") from error
+    else:
+        if config is None and isinstance(source, str | Path):
+            config = Path(source).with_name("config.json")
+        if config is None:
+            raise TypeError(
+                "config must be given with a state dict, which does not tell the "
+                "number of heads and more; a module does."
+            )
+        found = config if isinstance(config, Mapping) else _read_json(Path(config))
+    _one_of(conversion, found, "model_type", (*VITS, *BERTS))
+    needed = ["num_attention_heads", "hidden_act", "layer_norm_eps"]
+    needed += ["image_size"] if found["model_type"] in VITS else []
+    needed += ["pad_token_id"] if found["model_type"] in ROBERTAS else []
+    missing = [name for name in needed if found.get(name) is None]
+    if missing:
+        raise WeightsError(f"config must tell {', '.join(missing)}.")
+    return dict(found)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_CONFIG_BYTES + 1)
+        found = json.loads(content)
+    except (OSError, RecursionError, ValueError) as error:
+        raise WeightsError(
+            f"{path} must be the model's configuration, in JSON: {printable(error)}"
+        ) from error
+    if not isinstance(found, dict) or len(content) > MOST_CONFIG_BYTES:
+        raise WeightsError(f"{path} must be the model's configuration, in JSON.")
+    return found
+
+
+def _one_of(
+    conversion: Conversion, config: Config, name: str, choices: tuple[Any, ...]
+) -> Any:
+    value = config.get(name)
+    if value not in choices:
+        wanted = " or ".join(repr(x) for x in choices if x is not None)
+        raise conversion.other(
+            f"{name} must be {wanted}, got {printable(repr(value), 80)}"
+        )
+    return value
+
+
+def _check_sizes(conversion: Conversion, config: Config, **found: int | None) -> None:
+    """Raise where a configuration tells other sizes than the weights beside it."""
+    if conversion.module is not None:
+        return
+    for name, size in found.items():
+        if config.get(name) not in (size, None):
+            raise WeightsError(
+                f"config must be that of the weights, of {name} {size}, got "
+                f"{printable(repr(config[name]), 80)}."
+            )
+
+
+def _vit(
+    conversion: Conversion, config: Config, settings: dict[str, Any]
+) -> VisionTransformer:
+    tensors = conversion.tensors
+    base = _base(conversion, VITS[config["model_type"]])
+    older = any(name.startswith(f"{base}encoder.layer.") for name in tensors)
+    library = Library(
+        patches=f"{base}embeddings.patch_embeddings.projection.",
+        positions=f"{base}embeddings.position_embeddings",
+        class_token=f"{base}embeddings.cls_token",
+        layers=base + ("encoder.layer." if older else "layers."),
+        parts=VIT_PARTS_4 if older else VIT_PARTS,
+        final_norm=f"{base}layernorm.",
+        pooler=f"{base}pooler.dense.",
+        head="classifier.",
+    )
+    has_pooler = f"{library.pooler}weight" in tensors
+    if has_pooler:
+        _one_of(conversion, config, "pooler_act", ("tanh", None))
+    settings["pooler"] = "tanh" if has_pooler else None
+    # A model without a class token would have no pooled output to compare.
+    conversion.shape(library.class_token, 3)
+    size = config["image_size"]
+    size = tuple(size) if isinstance(size, list) else size
+    model = vision_transformer(conversion, library, settings, size, _vits)
+    _check_sizes(
+        conversion,
+        config,
+        hidden_size=model.config.dim,
+        num_hidden_layers=model.config.depth,
+        intermediate_size=model.config.hidden_dim,
+        num_channels=model.config.channels,
+    )
+    return model
+
+
+def _vits(
+    ours: VisionTransformer, theirs: Callable[..., Any], draw: Draw
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    config = ours.config
+    image = draw.numbers(1, config.channels, *config.image_size)
+    yield from _outputs_of_vits(ours, image, theirs(image))
+    # Hugging Face resamples positions as if they were those of a square.
+    if ours.grid[0] == ours.grid[1] and config.patch_size[0] == config.patch_size[1]:
+        height, width = config.image_size
+        image = draw.numbers(1, config.channels, height, width + config.patch_size[1])
+        wanted = theirs(image, interpolate_pos_encoding=True)
+        yield from _outputs_of_vits(ours, image, wanted)
+
+
+def _outputs_of_vits(
+    ours: VisionTransformer, image: Tensor, wanted: Any
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    if hasattr(wanted, "logits"):
+        yield "logits", ours(image), wanted.logits
+        return
+    tokens = ours.encode(image)
+    yield "hidden states", tokens, wanted.last_hidden_state
+    if ours.config.pooler is not None:
+        yield "pooled outputs", ours.pool(tokens), wanted.pooler_output
+
+
+def _bert(conversion: Conversion, config: Config, settings: dict[str, Any]) -> Bert:
+    tensors = conversion.tensors
+    base = _base(conversion, BERTS[config["model_type"]])
+    embeddings, layers = f"{base}embeddings.", f"{base}encoder.layer."
+    words = f"{embeddings}word_embeddings.weight"
+    positions = f"{embeddings}position_embeddings.weight"
+    segments = f"{embeddings}token_type_embeddings.weight"
+    hidden = f"{layers}0.{BERT_PARTS['feed_forward.hidden_proj']}weight"
+    pooler = f"{base}pooler.dense."
+    vocab_size, dim = conversion.shape(words, 2)
+    rows = conversion.shape(positions, 2)[0]
+    # RoBERTa's positions begin after the number of its padding token.
+    padding_token, skipped = None, 0
+    if config["model_type"] in ROBERTAS:
+        padding_token = config["pad_token_id"]
+        if not isinstance(padding_token, int) or not 0 <= padding_token < rows - 1:
+            raise conversion.other(
+                f"pad_token_id must be from 0 to {rows - 2}, got {padding_token!r}"
+            )
+        skipped = padding_token + 1
+    # Older versions kept these, which are nothing but the numbers 0, 1, 2, …
+    numbers = tensors.get(f"{embeddings}position_ids")
+    if numbers is not None and numbers.flatten().tolist() == list(range(rows)):
+        del tensors[f"{embeddings}position_ids"]
+    sizes = {
+        "dim": dim,
+        "hidden_dim": conversion.shape(hidden, 2)[0],
+        "max_length": rows - skipped,
+        "num_segments": conversion.shape(segments, 2)[0],
+        "pooler": f"{pooler}weight" in tensors,
+    }
+    depth = conversion.depth(layers)
+    _check_sizes(
+        conversion,
+        config,
+        hidden_size=dim,
+        num_hidden_layers=depth,
+        intermediate_size=sizes["hidden_dim"],
+        max_position_embeddings=rows,
+    )
+
+    def build(depth: int) -> Bert:
+        options = {**sizes, **settings, **conversion.factory}
+        return Bert(vocab_size, depth=depth, **options)
+
+    def compare(
+        ours: Bert, theirs: Callable[..., Any], draw: Draw
+    ) -> Iterator[tuple[str, Tensor, Tensor]]:
+        shape = (2, min(9, ours.config.max_length))
+        real = draw.padding_mask(*shape)
+        tokens = draw.integers(vocab_size, *shape)
+        if padding_token is not None:
+            others = (padding_token + 1) % vocab_size
+            tokens = tokens.masked_fill(tokens == padding_token, others)
+            tokens = tokens.masked_fill(~real, padding_token)
+        kinds = draw.integers(ours.config.num_segments, *shape)
+        wanted = theirs(tokens, attention_mask=real.long(), token_type_ids=kinds)
+        found = ours(tokens, padding_mask=real, segments=kinds)
+        yield "hidden states", found[real], wanted.last_hidden_state[real]
+        if ours.pooler is not None:
+            yield "pooled outputs", ours.pool(found), wanted.pooler_output
+
+    names = {
+        "positions.weight": positions,
+        "token_embedding.weight": words,
+        "segment_embedding.weight": segments,
+        **with_parameters({"norm": f"{embeddings}LayerNorm.", "pooler": pooler}),
+        **names_of_layers(depth, layers, BERT_PARTS),
+    }
+    return conversion.convert(build, depth, names, compare, skip={positions: skipped})
+
+
+def _base(conversion: Conversion, prefix: str) -> str:
+    """Return what names begin with: nothing, or below a head the base's name."""
+    below = any(name.startswith(f"{prefix}embeddings.") for name in conversion.tensors)
+    return prefix if below else ""
