@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers_hw._engine.arguments import (
     Device,
     Factory,
-    check_choice,
     check_lengths,
     check_sizes,
     height_and_width,
@@ -34,7 +33,6 @@ class _Encoding(nn.Module):
     def __init__(self, dim: int, *, combine: Combination) -> None:
         super().__init__()
         check_sizes(dim=dim)
-        check_choice("combine", combine, ("add", "concatenate"))
         self.dim = dim
         self.combine: Combination = combine
 

@@ -37,7 +37,6 @@ from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
     Device,
-    check_choice,
     check_lengths,
     check_one_dtype,
     check_scale,
@@ -453,7 +452,6 @@ def convolution_attention(
         Cordonnier et al. (2020), [On the Relationship between Self-Attention and
         Convolutional Layers](https://arxiv.org/abs/1911.03584), section 3.
     """
-    check_choice("padding_mode", padding_mode, ("zeros", "replicate"))
     _, channels, taps = weight.shape
     check_sizes(taps=taps, length=length, dilation=dilation)
     span = dilation * (taps - 1)

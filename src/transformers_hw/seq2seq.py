@@ -21,7 +21,7 @@ $$
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Unpack, get_args
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from transformers_hw._engine.arguments import (
     Factory,
     check_below,
-    check_choice,
     check_sizes,
     check_token,
     warn_if_all_is_padding,
@@ -225,7 +224,6 @@ class Alignment(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(query_dim=query_dim, memory_dim=memory_dim)
-        check_choice("score", score, get_args(Score))
         if score == "dot" and query_dim != memory_dim:
             raise ValueError(f"dot needs one width, got {query_dim} and {memory_dim}.")
         self.query_dim, self.memory_dim, self.score = query_dim, memory_dim, score
@@ -336,8 +334,6 @@ class Seq2Seq(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(vocab_size=vocab_size, dim=dim, hidden_dim=hidden_dim)
-        check_choice("cell", cell, get_args(Cell))
-        check_choice("attention", attention, (None, *get_args(Score)))
         check_token("padding_token", padding_token, vocab_size)
         self.config = Seq2SeqConfig(
             vocab_size, dim, hidden_dim, cell, attention, padding_token

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
     Factory,
-    check_choice,
     check_sizes,
     height_and_width,
 )
@@ -197,15 +196,11 @@ class VisionTransformerConfig(LayerConfig):
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Raise unless sizes are positive, names known, and patches divide images."""
+        """Raise unless sizes are positive and patches divide images."""
         super().__post_init__()
         check_sizes(depth=self.depth, channels=self.channels)
         if self.num_classes is not None:
             check_sizes(num_classes=self.num_classes)
-        check_choice("pool", self.pool, ("class", "mean"))
-        check_choice("pooler", self.pooler, ("norm", "tanh", None))
-        kinds = ("learned", "axial", "sinusoidal", "none")
-        check_choice("positions", self.positions, kinds)
         if self.pool == "class" and not self.class_token:
             raise ValueError("pool 'class' needs a class token, got class_token=False.")
         _grid(self.image_size, self.patch_size)

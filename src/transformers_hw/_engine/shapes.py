@@ -1,17 +1,27 @@
-"""Compare a call with the signature: shapes of tensors, kinds of modules, keywords."""
+"""Compare a call with the signature: shapes, modules, choices and keywords."""
 
 import difflib
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 import torch
 from torch import Tensor, nn
 
-from transformers_hw._engine.arguments import INTEGERS, describe
+from transformers_hw._engine.arguments import INTEGERS, check_choice, describe
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -111,20 +121,16 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     Tensors are compared with their jaxtyping annotations: dtype, number of axes, and
     sizes. A name stands for one size in the whole call, `{self.dim}` for an attribute
     of the module, and `#` allows a size of one. Modules are compared with the classes
-    they are annotated with. An unknown keyword is answered with the nearest known one.
-    While torch compiles or exports, nothing is checked.
+    they are annotated with, and names with the choices of a `Literal`. An unknown
+    keyword is answered with the nearest known one. While torch compiles or exports,
+    nothing is checked.
     """
     parameters = inspect.signature(function).parameters
-    keywords = _keywords(parameters)
-    found = [
-        (parameter.name, position, parameter.annotation)
-        for position, parameter in enumerate(parameters.values())
-    ]
-    modules = tuple(
-        (name, position, types)
-        for name, position, annotation in found
-        if (types := _module_types(annotation))
-    )
+    found = _arguments(parameters)
+    keywords = frozenset(argument for argument, _, _ in found) - {"self", "cls"}
+    anything = any(_takes_anything(parameter) for parameter in parameters.values())
+    modules = [(a, i, types) for a, i, x in found if (types := _module_types(x))]
+    choices = [(a, i, names) for a, i, x in found if (names := _choices(x))]
     read = [shape for one in found if (shape := _read(*one)) is not None]
     # Sizes are known before anything has to broadcast to them.
     shapes = tuple(sorted(read, key=_broadcasting))
@@ -133,10 +139,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        if kwargs and keywords is not None and not kwargs.keys() <= keywords:
+        if kwargs and not anything and not kwargs.keys() <= keywords:
             _raise_keyword(function, args, kwargs, keywords)
-        if modules:
-            _check_modules(modules, args, kwargs)
+        if modules or choices:
+            _check_others(modules, choices, args, kwargs)
         _check(shapes, args, kwargs)
         try:
             return function(*args, **kwargs)
@@ -178,9 +184,9 @@ def _check(
             raise TypeError(f"{argument} must be {kind}{meaning}, got {describe(x)}.")
         known, actual = len(sizes), x.shape
         leading, axes = forms[0]
-        if len(forms) > 1:
-            same = (form for form in forms if len(form.axes) == len(actual))
-            leading, axes = next(same, forms[0])
+        for form in forms[1:]:
+            if len(form.axes) == len(actual):
+                leading, axes = form
         extra = len(actual) - len(axes)
         fits = extra == 0 or (extra > 0 and leading is not None)
         if fits and leading is not None:
@@ -211,18 +217,24 @@ def _check(
             _raise_shape(argument, _wanted(shape, from_others, args), x)
 
 
-def _check_modules(
+def _check_others(
     modules: Sequence[tuple[str, int, tuple[type, ...]]],
+    choices: Sequence[tuple[str, int, tuple[object, ...]]],
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
 ) -> None:
     for argument, position, types in modules:
-        if position >= len(args) and argument not in kwargs:
-            continue
-        x = args[position] if position < len(args) else kwargs[argument]
-        if not isinstance(x, types):
-            names = " or ".join(x.__name__ for x in types if x is not NoneType)
-            raise TypeError(f"{argument} must be of type {names}, got {describe(x)}.")
+        if position < len(args) or argument in kwargs:
+            x = args[position] if position < len(args) else kwargs[argument]
+            if not isinstance(x, types):
+                names = " or ".join(x.__name__ for x in types if x is not NoneType)
+                raise TypeError(
+                    f"{argument} must be of type {names}, got {describe(x)}."
+                )
+    for argument, position, names in choices:
+        if position < len(args) or argument in kwargs:
+            x = args[position] if position < len(args) else kwargs[argument]
+            check_choice(argument, x, names)
 
 
 def _broadcasts(lead: tuple[int, ...], full: tuple[int, ...]) -> bool:
@@ -303,19 +315,25 @@ def _explain_dtypes(
             ) from cause
 
 
-def _keywords(parameters: Mapping[str, inspect.Parameter]) -> frozenset[str] | None:
-    names: set[str] = set()
-    for name, parameter in parameters.items():
+def _arguments(
+    parameters: Mapping[str, inspect.Parameter],
+) -> list[tuple[str, int, Any]]:
+    """List name, position and annotation; options that a TypedDict declares, too."""
+    found: list[tuple[str, int, Any]] = []
+    for position, (name, parameter) in enumerate(parameters.items()):
         if parameter.kind is parameter.VAR_KEYWORD:
-            options = get_args(parameter.annotation)  # Unpack[SomeTypedDict]
-            if not options:
-                return None
-            names |= options[0].__annotations__.keys()
-        elif name not in ("self", "cls") and parameter.kind is not (
-            parameter.VAR_POSITIONAL
-        ):
-            names.add(name)
-    return frozenset(names)
+            for declared in get_args(parameter.annotation):  # Unpack[SomeTypedDict]
+                options = declared.__annotations__.items()
+                found += [(option, sys.maxsize, x) for option, x in options]
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            found.append((name, position, parameter.annotation))
+    return found
+
+
+def _takes_anything(parameter: inspect.Parameter) -> bool:
+    return parameter.kind is parameter.VAR_KEYWORD and not get_args(
+        parameter.annotation
+    )
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
@@ -328,6 +346,16 @@ def _module_types(annotation: Any) -> tuple[type, ...]:
     types = _alternatives(annotation)
     fits = all(isinstance(x, type) and issubclass(x, nn.Module | None) for x in types)
     return types if fits else ()
+
+
+def _choices(annotation: Any) -> tuple[object, ...]:
+    """Return the choices of `Literal[...]`, or of one with `None`; else nothing."""
+    types = _alternatives(annotation)
+    literals = [x for x in types if get_origin(x) is Literal]
+    names = tuple(name for x in literals for name in get_args(x))
+    if len(literals) == len(types):
+        return names
+    return (*names, None) if {*types} - {*literals} == {NoneType} else ()
 
 
 def _read(argument: str, position: int, annotation: Any) -> Shape | None:

@@ -8,7 +8,7 @@ takes key minus query, and $-\Delta$ for the same head.
 
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
-    check_choice,
     check_sizes,
     height_and_width,
 )
@@ -65,12 +64,11 @@ class AbsolutePositionalEmbedding(nn.Module):
         grid: tuple[int, int],
         dim: int,
         *,
-        kind: str = "sinusoidal",
+        kind: Literal["learned", "sinusoidal"] = "sinusoidal",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_choice("kind", kind, ("learned", "sinusoidal"))
         self.grid = self.rows, self.columns = height_and_width("grid", grid)
         self.positions = (
             LearnedPositions2D(grid, dim, device=device, dtype=dtype)

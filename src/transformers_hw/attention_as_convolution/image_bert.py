@@ -7,7 +7,7 @@ attention come from.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Unpack, get_args
+from typing import Literal, Unpack
 
 import torch
 from einops import rearrange, reduce
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
     Factory,
-    check_choice,
     check_dropout,
     check_sizes,
 )
@@ -213,7 +212,6 @@ class ImageBert(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(num_classes=num_classes, depth=depth)
-        check_choice("encoding", encoding, get_args(Encoding))
         self.config = ImageBertConfig(
             num_classes=num_classes,
             encoding=encoding,

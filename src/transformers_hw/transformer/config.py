@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 from transformers_hw._engine.arguments import (
     Factory,
-    check_choice,
     check_sizes,
     named_parts,
 )
@@ -72,9 +71,8 @@ class LayerConfig:
     bias: Bias = True
 
     def __post_init__(self) -> None:
-        """Raise unless sizes are positive and names are known."""
+        """Raise unless sizes are positive and parts with biases are known."""
         check_sizes(dim=self.dim, heads=self.heads, hidden_dim=self.hidden_dim)
-        check_choice("norm", self.norm, ("pre", "post"))
         named_parts("bias", self.bias, BIASED)
 
     @property

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
     check_below,
-    check_choice,
     check_sizes,
     check_token,
 )
@@ -59,7 +58,6 @@ class TransformerConfig(StackConfig):
         ):
             check_sizes(**{name: size})
             check_token("padding_token", self.padding_token, size)
-        check_choice("positions", self.positions, ("sinusoidal", "learned", None))
         check_sizes(max_length=self.max_length)
 
 
