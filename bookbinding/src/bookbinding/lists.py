@@ -85,7 +85,8 @@ def first_sentence(text: str) -> str:
     text = re.sub(r"\s*\(?\$\\eqref\{[^}]*\}\$\)?", "", text)
     text = re.sub(r"\[\[[^\]]*\]\]|\[([^\]]*)\]\([^)]*\)", r"\1", text)
     found = re.match(r"(?:\$[^$]*\$|`[^`]*`|[^$`])*?[.:](?=\s|$)", text)
-    return (found[0] if found else text).replace("|", "\\vert ").rstrip(":")
+    sentence = re.sub(r"[,;]+(?=;)", "", found[0] if found else text)
+    return sentence.replace("|", "\\vert ").rstrip(" ,;:.") + "." if text else ""
 
 
 def asked(context: Context, parent: Element) -> None:
