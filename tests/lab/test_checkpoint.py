@@ -72,6 +72,7 @@ class Run:
         with pytest.raises(error, match=message) as caught:
             load_checkpoint(path, self.model, self.optimizer, identity, 24)
         assert str(path) in str(caught.value)
+        assert str(caught.value).isprintable()
         torch.testing.assert_close(self.state(), before, rtol=0, atol=0)
 
 
@@ -327,6 +328,12 @@ def test_a_checkpoint_of_other_settings_or_another_model_is_refused(
     assert torch.equal(wider.head.weight, before)
     with pytest.raises(CheckpointError, match=r"another model .*unexpected .*/class_"):
         train(nn.Linear(3, 2), batches, classify, config)
+    tensors, metadata = read_tensors(interrupted)
+    metadata["identity"]["\x1b[2J"] = "\x07"
+    write_tensors(path, tensors, metadata)
+    with pytest.raises(CheckpointError, match=r"\(\\x1b\[2J: '\\x07' there, None here"):
+        small_run(config)
+    path.write_bytes(interrupted.read_bytes())
     # The same settings, but fewer samples, and so fewer steps.
     with pytest.raises(CheckpointError, match="from 0 to 9, got 11"):
         small_run(config, count=20)

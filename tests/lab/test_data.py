@@ -3,12 +3,15 @@
 The docstrings name reports of the same failure in other projects.
 """
 
+import ast
 import gc
 import hashlib
 import io
+import re
 import tarfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -194,6 +197,10 @@ def test_generated_batches_depend_on_the_seed_and_the_step_alone() -> None:
 
 CONTENT = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
+UNSAFE = re.compile(
+    r"(dill|eval|exec|ftplib|http|joblib|marshal|os\.popen|os\.system|pickle|requests|"
+    r"shelve|socket|subprocess|torch\.hub|torch\.load|urllib)(?![a-z_])"
+)
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
@@ -279,6 +286,28 @@ def test_a_file_that_is_there_is_kept_if_it_is_the_right_one(
     path.write_bytes(CONTENT[:-1])
     download(server + "/good", path, sha256=SHA256)
     assert path.read_bytes() == CONTENT
+
+
+def names_used(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Import():
+            return [x.name for x in node.names]
+        case ast.ImportFrom():
+            return [f"{node.module}.{x.name}" for x in node.names]
+        case ast.Attribute() | ast.Name():
+            return [ast.unparse(node)]
+    return []
+
+
+def test_only_the_download_opens_connections_and_nothing_is_unpickled() -> None:
+    found = defaultdict(set)
+    source = Path(images_module.__file__).parents[1]
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            for name in filter(UNSAFE.match, names_used(node)):
+                found[path.relative_to(source).as_posix()].add(name)
+    assert found.keys() == {"lab/download.py"}
+    assert "torch.hub.download_url_to_file" in found["lab/download.py"]
 
 
 # CIFAR-10.

@@ -261,7 +261,7 @@ def _check_identity(
     path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> None:
     different = [
-        f"{name}: {theirs.get(name)!r} there, {ours.get(name)!r} here"
+        f"{repr(name)[1:-1]}: {theirs.get(name)!r} there, {ours.get(name)!r} here"
         for name in sorted(theirs.keys() | ours.keys())
         if theirs.get(name) != ours.get(name)
     ]

@@ -12,6 +12,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+# What a stream raises that is None, broken, or closed.
+GONE = (AttributeError, OSError, ValueError)
+
 
 class LenientStream:
     """A text stream that takes everything, whether or not the one below can.
@@ -31,7 +34,7 @@ class LenientStream:
             except UnicodeEncodeError:
                 self._stream.write(text.encode("ascii", "backslashreplace").decode())
             self._stream.flush()
-        except (AttributeError, OSError, ValueError):
+        except GONE:
             self._give_up()
         return len(text)
 
@@ -40,16 +43,20 @@ class LenientStream:
 
     def isatty(self) -> bool:
         """Whether this is a terminal."""
-        return self._stream is not None and self._stream.isatty()
+        try:
+            return self._stream.isatty()
+        except GONE:
+            return False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def _give_up(self) -> None:
         # Else Python would fail to write the rest when it exits.
-        with suppress(AttributeError, OSError, ValueError):
+        with suppress(*GONE):
+            number = self._stream.fileno()
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
+            os.dup2(nowhere, number)
             os.close(nowhere)
 
 
