@@ -147,6 +147,17 @@ def test_the_scale_uses_the_width_of_one_head():
     assert not torch.allclose(layer(x), whole(x), atol=1e-3)
 
 
+@pytest.mark.parametrize("return_weights", [False, True])
+def test_heads_of_scale_zero_average_the_values_so_far(return_weights):
+    """Heads of scale zero average the values so far."""
+    layer = MultiHeadAttention(12, H, scale=0.0, dtype=F64)
+    x = tokens(B, Q, 12)
+    found = layer(x, causal=True, return_weights=return_weights)
+    output = found[0] if return_weights else found
+    means = layer.value_proj(x).cumsum(1) / torch.arange(1, Q + 1).view(Q, 1)
+    assert_close(output, layer.output_proj(means), **EXACT)
+
+
 @pytest.mark.question("nyu-1.2b")
 def test_by_offset_heads_are_groups_between_two_pointwise_convolutions():
     """Heads with weights by offset equal a grouped convolution."""
