@@ -537,14 +537,33 @@ def test_the_real_sentence() -> None:
         nouns = [tokens.index(first), tokens.index(second)]
         return found[:, :, tokens.index("it"), nouns]
 
-    # The head is the one that reacts most.
+    # Four rankings of the heads, all of which the page reports.
     ours = "The dog chewed the bone because it was {}."
     hungry, tasty = (
         from_it(ours.format(last), "dog", "bone") for last in ("hungry", "tasty")
     )
-    change = (hungry - tasty).abs().sum(-1)
-    assert change.shape == (6, 12)
-    assert divmod(int(change.argmax()), 12) == (3, 1)
+    assert hungry.shape == (6, 12, 2)
+    ratio = (hungry[..., 0] / hungry[..., 1]).log()
+    margins = hungry[..., 0] - hungry[..., 1], tasty[..., 1] - tasty[..., 0]
+    rankings = {
+        "change": (hungry - tasty).abs().sum(-1),
+        "ratio": ratio - (tasty[..., 0] / tasty[..., 1]).log(),
+        "sum": (hungry + tasty).sum(-1),
+        "margin": torch.minimum(*margins),
+    }
+    first = {name: divmod(int(x.argmax()), 12) for name, x in rankings.items()}
+    assert first == {
+        "change": (3, 1),
+        "ratio": (3, 1),
+        "sum": (5, 11),
+        "margin": (4, 11),
+    }
+    assert hungry[5, 11, 0] > hungry[5, 11, 1]
+    assert tasty[5, 11, 0] > tasty[5, 11, 1]
+    both = rankings["margin"] > 0
+    assert (int(both.sum()), bool(both[3, 1])) == (4, False)
+    assert max(hungry[both].max(), tasty[both].max()) < 0.13
+    on_page("Only four heads favor the right noun in both", "no weight above 0.13")
     dog, bone = hungry[3, 1].tolist()
     assert (f"{dog:.2f}", f"{bone:.2f}") == ("0.28", "0.34")
     assert dog / tasty[3, 1, 0].item() == pytest.approx(4, abs=0.3)
@@ -572,18 +591,26 @@ def test_the_real_sentence() -> None:
     assert best == {"dog": "[CLS]", "bone": "[CLS]", "was": "hungry", "hungry": "[CLS]"}
     assert [tokens[int(grid[i].argmax())] for i in (1, 4)] == ["dog", "bone"]
 
-    # Eleven other pairs, on which the head was not chosen.
-    moved = right = 0
-    for first, second, sentence, one, other in PAIRS:
+    # Eleven other pairs, on which the head was not chosen; counts of all heads.
+    moved, right = torch.zeros(2, 6, 12, dtype=torch.int64)
+    for first_noun, second_noun, sentence, one, other in PAIRS:
         a, b = (
-            from_it(sentence.format(last), first, second)[3, 1].tolist()
+            from_it(sentence.format(last), first_noun, second_noun)
             for last in (one, other)
         )
-        moved += a[0] / a[1] > b[0] / b[1]
-        right += (a[0] > a[1]) + (b[1] > b[0])
-    assert (len(PAIRS), moved, right) == (11, 9, 15)
+        moved += a[..., 0] / a[..., 1] > b[..., 0] / b[..., 1]
+        right += (a[..., 0] > a[..., 1]).long() + (b[..., 1] > b[..., 0]).long()
+    assert (len(PAIRS), int(moved[3, 1]), int(right[3, 1])) == (11, 9, 15)
+    assert int((moved >= 9).sum()) == 9
+    assert (right == right.max()).nonzero().tolist() == [[3, 1]]
+
+    def coin(tosses: int, least: int) -> float:
+        ways = sum(math.comb(tosses, heads) for heads in range(least, tosses + 1))
+        return ways / 2**tosses
+
     on_page(
-        "moves the right way in 9 of 11 pairs",
-        "the right one in 15 of 22 sentences",
-        "always prefers the same noun would be right in 11",
+        "moves the right way in 9 of 11 pairs, which a fair coin matches or beats with "
+        f"probability {coin(11, 9):.0%}; but 9 of the 72 heads do as well",
+        "the right one in 15 of 22 sentences, more than for any other head, and a coin "
+        f"gets there with probability {coin(22, 15):.0%}",
     )
