@@ -5,18 +5,20 @@ PORT ?= 8000
 CONSTRAINTS ?= constraints.txt
 # make bench BENCH=--quick takes two minutes, and leaves the record alone.
 BENCH ?=
+# make fuzz draws so many times the cases that make test does.
+FUZZ ?= 50
 RUN := .venv/bin/python -m
 INSTALL := $(RUN) pip install --quiet --disable-pip-version-check \
     $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 # Some virtual machines announce Intel's AMX and crash on it; AVX-512 does not need it.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 # Tests share the cores by processes: threads on top would only get in their way.
-PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest -n auto --maxprocesses=4 --dist worksteal \
-    --cov --cov-report=
+PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest -n auto --maxprocesses=4 --dist worksteal
+COVERED := $(PYTEST) --cov --cov-report=
 
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help site build test lint browser figures notebooks bench compatibility constraints release clean
+.PHONY: help site build test fuzz mutants lint browser figures notebooks bench compatibility constraints release clean
 
 help: ## list the targets (this)
 	@awk -F ': .*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -30,9 +32,16 @@ build: .venv/site-installed ## build the book into the folder site, strictly
 	$(RUN) mkdocs build --strict --clean --site-dir site
 
 test: lint browser ## run all checks: lint, tests, coverage, the site in a browser
-	$(PYTEST)
-	$(PYTEST) --cov-append --jaxtyping-packages= -m unhooked --ignore=tests/site
+	$(COVERED)
+	$(COVERED) --cov-append --jaxtyping-packages= -m unhooked --ignore=tests/site
 	$(RUN) coverage report --fail-under=98
+
+fuzz: .venv/installed ## run the tests with random cases for minutes (FUZZ=50)
+	FUZZ=$(FUZZ) $(PYTEST) -m fuzz tests
+	FUZZ=$(FUZZ) $(PYTEST) -m fuzz tests --jaxtyping-packages=
+
+mutants: .venv/installed ## change the code at random, and see whether tests notice
+	nice .venv/bin/python tools/mutants.py
 
 lint: .venv/installed ## check style and types
 	$(RUN) ruff check

@@ -29,16 +29,15 @@ SCORES = (1.0, 2.5, 0.2, 2.2, -1.0)
 class Config(ExampleConfig):
     """Number of samples."""
 
-    samples: int = 2_000
+    samples: int = 200_000
     """Draws of the noise on a key."""
-    widths: tuple[int, ...] = (4, 16, 64, 256)
+    widths: tuple[int, ...] = tuple(2**i for i in range(2, 11))
     """Dimensions d for which the gradient of softmax is measured."""
 
 
 PRESETS = {
     "quick": Config(),
-    "cpu": Config(samples=200_000, widths=(4, 8, 16, 32, 64, 128, 256, 512, 1024)),
-    "gpu": Config(samples=2_000_000, widths=tuple(2**i for i in range(2, 13))),
+    "cpu": Config(samples=2_000_000, widths=tuple(2**i for i in range(2, 13))),
 }
 
 

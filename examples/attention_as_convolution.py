@@ -217,10 +217,11 @@ def steps(experiment: Experiment[Config]) -> None:
             found.append(progress)
             trails.append(trail_of(experiment, progress, config.patch_size, seed))
             layers.append([head_metrics(layer) for layer in gaussian_layers(model)])
+            metrics[f"scale_{scale}"] = outcome(experiment, model, found)
         trail = torch.stack(trails)
         experiment.results[f"heads.{scale}"] = trail
         moved = (trail[:, -1] - trail[:, 0])[..., :2].norm(dim=-1)
-        metrics[f"scale_{scale}"] = outcome(experiment, model, found) | {
+        metrics[f"scale_{scale}"] |= {
             "tokens_moved": spread(moved.mean((1, 2)).tolist(), 2),
             "spread": spread(trail[:, -1, ..., 2].mean((1, 2)).tolist(), 2),
             "cells_of_first_layer": spread([one[0].cells_5x5 for one in layers], 1),
@@ -238,9 +239,9 @@ def models(experiment: Experiment[Config]) -> None:
             sizes = (config.compared_patch_size, config.compared_epochs)
             model, progress = train(experiment, name, *sizes, seed=seed)
             found.append(progress)
+            metrics["models"][name] = outcome(experiment, model, found)
             if name == RESNET and seed == config.seed:
                 without_convolutions(experiment, cast(nn.Sequential, model))
-        metrics["models"][name] = outcome(experiment, model, found)
         results[f"accuracy.{name}"] = accuracies(found)
 
 

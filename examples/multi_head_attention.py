@@ -21,8 +21,9 @@ from transformers_hw.lab.experiment import (
     Results,
     TrainingExampleConfig,
     run_example,
+    spread,
 )
-from transformers_hw.lab.plotting import Theme, heatmap, label_line
+from transformers_hw.lab.plotting import Theme, heatmap, label_line, plot_runs
 from transformers_hw.positional_encoding import OneHotPositions
 from transformers_hw.summary import count_parameters
 
@@ -59,8 +60,8 @@ class Config(TrainingExampleConfig):
 
 PRESETS = {
     "quick": Config(),
-    "cpu": Config(steps=6_000, length=12, batch_size=128),
-    "gpu": Config(steps=20_000, length=32, dim=16, batch_size=512),
+    "cpu": Config(steps=6_000, length=12, batch_size=128, seeds=5),
+    "gpu": Config(steps=20_000, length=32, dim=16, batch_size=512, seeds=5),
 }
 
 
@@ -72,18 +73,24 @@ def compute(experiment: Experiment[Config]) -> None:
     floor = one_head_floor(first, second)
     experiment.results["floor"] = floor
     experiment.metrics["one_head_floor"] = round(floor.item(), 5)
-    losses = experiment.metrics["last_loss"] = {}
+    metrics = experiment.metrics
+    metrics |= {"last_loss": {}, "last_loss_range": {}}
     for name in CONTENDERS:
-        curve = learning_curve(experiment, name, first, second)
-        experiment.results[f"loss.{name}"] = curve
-        losses[name] = round(curve[-1].item(), 5)
+        curves = [
+            learning_curve(experiment, name, first, second, seed)
+            for seed in config.all_seeds
+        ]
+        experiment.results[f"loss.{name}"] = torch.tensor(curves)
+        values = spread((curve[-1] for curve in curves), digits=5)
+        metrics["last_loss"][name] = values.pop("mean")
+        metrics["last_loss_range"][name] = values
 
 
 def summary(metrics: Metrics) -> str:
     """Return the outcome in words."""
     rows = [
-        f"{contender.label}: mean squared error {metrics['last_loss'][name]:.5f}"
-        for name, contender in CONTENDERS.items()
+        f"{CONTENDERS[name].label}: mean squared error {loss:.5f}"
+        for name, loss in metrics["last_loss"].items()
     ]
     least = metrics["one_head_floor"]
     floor = f"one head with positions alone cannot get below {least:.5f}"
@@ -155,8 +162,12 @@ class Neighbors(nn.Module):
 
 
 def learning_curve(
-    experiment: Experiment[Config], name: str, first: Tensor, second: Tensor
-) -> Tensor:
+    experiment: Experiment[Config],
+    name: str,
+    first: Tensor,
+    second: Tensor,
+    seed: int,
+) -> list[float]:
     """Train a layer to give $W_1 x_{i-1} + W_2 x_{i+1}$; return its training loss."""
     config = experiment.config
 
@@ -172,8 +183,9 @@ def learning_curve(
     _, progress = experiment.train(
         name,
         lambda: Neighbors(config, CONTENDERS[name]),
-        GeneratedBatches(make, config.batch_size, seed=config.seed),
+        GeneratedBatches(make, config.batch_size, seed=seed),
         objective,
+        seed=seed,
         steps=config.steps,
         evaluate_every=max(1, config.steps // 50),
         learning_rate=1e-2,
@@ -183,7 +195,7 @@ def learning_curve(
             "matrices": [first.tolist(), second.tolist()],
         },
     )
-    return torch.tensor([entry["train"]["loss"] for entry in progress.history])
+    return [entry["train"]["loss"] for entry in progress.history]
 
 
 def drawings(results: Results, metrics: Metrics) -> Drawings:
@@ -210,11 +222,12 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         for (name, contender), color in zip(
             CONTENDERS.items(), theme.series, strict=False
         ):
-            curve = results[f"loss.{name}"]
-            axes.plot(torch.linspace(0, 1, len(curve) + 1)[1:], curve, color=color)
+            runs = results[f"loss.{name}"]
+            done = torch.linspace(0, 1, runs.shape[1] + 1)[1:]
+            plot_runs(axes, done, runs, color=color)
             # Two of the lines end at one height; their labels should not.
             lift = {"one_head": 1.45, "one_head_content": 0.65}.get(name, 1.0)
-            end = (1.0, curve[-1].item() * lift)
+            end = (1.0, runs[:, -1].mean().item() * lift)
             label_line(axes, contender.label, end, color)
         floor = results["floor"].item()
         axes.axhline(floor, color=theme.ink, linestyle=":")

@@ -21,9 +21,10 @@ from transformers_hw.lab.experiment import (
     Results,
     TrainingExampleConfig,
     run_example,
+    spread,
 )
 from transformers_hw.lab.objectives import cross_entropy_sums
-from transformers_hw.lab.plotting import Theme, heatmap, label_line
+from transformers_hw.lab.plotting import Theme, heatmap, label_line, plot_runs
 from transformers_hw.lab.seeds import seeded_generator
 from transformers_hw.positional_encoding import OneHotPositions, PositionalEncoding
 
@@ -44,8 +45,8 @@ class Config(TrainingExampleConfig):
 
 PRESETS = {
     "quick": Config(),
-    "cpu": Config(steps=6_000, length=32, dim=64, batch_size=128),
-    "gpu": Config(steps=30_000, length=256, dim=256, batch_size=512),
+    "cpu": Config(steps=2_000, length=32, dim=64, batch_size=128, seeds=5),
+    "gpu": Config(steps=30_000, length=256, dim=256, batch_size=512, seeds=5),
 }
 
 
@@ -82,17 +83,25 @@ def compute(experiment: Experiment[Config]) -> None:
         ),
         "sinusoidal": lambda: SinusoidalPositions(config.dim, combine="concatenate"),
     }.items():
-        accuracy = copying_accuracy(experiment, name, make)
+        accuracy = torch.stack(
+            [
+                copying_accuracy(experiment, name, make, seed)
+                for seed in config.all_seeds
+            ]
+        )
         experiment.results[f"copied.{name}"] = accuracy
-        seen, beyond = accuracy[OFFSET : config.length], accuracy[config.length :]
-        experiment.metrics[f"{name}_within"] = round(seen.mean().item(), 4)
-        experiment.metrics[f"{name}_beyond"] = round(beyond.mean().item(), 4)
+        seen, beyond = accuracy[:, OFFSET:].tensor_split([config.length - OFFSET], 1)
+        for where, found in (("within", seen), ("beyond", beyond)):
+            values = spread(found.mean(1).tolist())
+            experiment.metrics[f"{name}_{where}"] = values.pop("mean")
+            experiment.metrics[f"{name}_{where}_range"] = values
 
 
 def copying_accuracy(
     experiment: Experiment[Config],
     name: str,
     make_positions: Callable[[], PositionalEncoding],
+    seed: int,
 ) -> Tensor:
     """Train on short sequences; return the accuracy on longer ones, by position."""
     config = experiment.config
@@ -109,8 +118,9 @@ def copying_accuracy(
     model, _ = experiment.train(
         name,
         lambda: Copier(make_positions()),
-        GeneratedBatches(make, config.batch_size, seed=config.seed),
+        GeneratedBatches(make, config.batch_size, seed=seed),
         objective,
+        seed=seed,
         steps=config.steps,
         evaluate_every=max(1, config.steps // 10),
         learning_rate=1e-2,
@@ -171,9 +181,11 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
             ("sinusoidal", theme.series[0]),
             ("learned", theme.series[1]),
         ):
-            line = results[f"copied.{name}"]
-            axes.plot(line, color=color, marker="o", ms=3)
-            label_line(axes, name, (len(line) - 1, line[-5:].mean().item()), color)
+            runs = results[f"copied.{name}"]
+            count = torch.arange(runs.shape[1])
+            plot_runs(axes, count, runs, color=color, marker="o", ms=3)
+            end = (len(count) - 1, runs[:, -5:].mean().item())
+            label_line(axes, name, end, color)
         axes.axhline(1 / VOCAB_SIZE, color=theme.ink, linestyle=":")
         axes.annotate("chance", (0.5, 1 / VOCAB_SIZE + 0.02))
         axes.set(ylim=(0, 1.12), xlabel="position", ylabel="accuracy")

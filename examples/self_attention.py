@@ -33,17 +33,13 @@ SHARPNESS = (1.0, 3.0, math.inf)
 class Config(ExampleConfig):
     """Number of samples."""
 
-    steps: int = 25
+    steps: int = 49
     """Number of values of the sharpness."""
-    length: int = 16
+    length: int = 64
     """Number of tokens whose error is measured."""
 
 
-PRESETS = {
-    "quick": Config(),
-    "cpu": Config(steps=49, length=64),
-    "gpu": Config(steps=97, length=512),
-}
+PRESETS = {"quick": Config(), "cpu": Config(steps=97, length=512)}
 
 
 def compute(experiment: Experiment[Config]) -> None:

@@ -2,12 +2,13 @@
 
 Three models learn to change the case of short texts: a recurrent encoder and decoder,
 the same two with attention, and a Transformer. All are then tested on longer texts than
-they were trained on. The recurrent ones are trained with states of several widths.
+they were trained on. The recurrent ones are trained with states of several widths, and
+all of them from several seeds.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +27,10 @@ from transformers_hw.lab.experiment import (
     TrainingExampleConfig,
     minutes,
     run_example,
+    spread,
 )
 from transformers_hw.lab.objectives import cross_entropy_sums
-from transformers_hw.lab.plotting import Theme, heatmap, label_line
+from transformers_hw.lab.plotting import Theme, heatmap, label_line, plot_runs
 from transformers_hw.probes import capture_weights
 from transformers_hw.seq2seq import Seq2Seq
 from transformers_hw.summary import count_parameters
@@ -48,26 +50,27 @@ SHOWN = "<U> I am a pupil"
 class Config(TrainingExampleConfig):
     """Settings of the models and of their training."""
 
-    steps: int = 40
+    steps: int = 400
     """Training steps for each model."""
-    length: int = 4
+    length: int = 6
     """Longest training text, in characters; tests go up to twice that."""
-    widths: tuple[int, ...] = (8, 16)
+    widths: tuple[int, ...] = (8, 32)
     """Widths of the recurrent state; models are compared at the widest."""
     dim: int = 32
     """Dimension of a token, for the recurrent models."""
-    transformer_dim: int = 16
+    transformer_dim: int = 32
     """Dimension of a token, for the Transformer."""
-    samples: int = 50
+    samples: int = 200
     """Test texts of each length."""
 
 
 PRESETS = {
-    "quick": Config(batch_size=32),
+    "quick": Config(),
     "cpu": Config(
         steps=1_000,
         length=12,
         batch_size=128,
+        seeds=5,
         widths=(16, 32, 64, 128),
         transformer_dim=48,
         samples=500,
@@ -76,6 +79,7 @@ PRESETS = {
         steps=30_000,
         length=50,
         batch_size=512,
+        seeds=5,
         widths=(64, 128, 256, 512, 1_024),
         dim=128,
         transformer_dim=256,
@@ -85,51 +89,63 @@ PRESETS = {
 
 
 def compute(experiment: Experiment[Config]) -> None:
-    """Train every model, then test each on texts of every length."""
-    config, results = experiment.config, experiment.results
+    """Train every model from every seed, and test each on texts of every length."""
+    config, results, metrics = experiment.config, experiment.results, experiment.metrics
     results["widths"] = torch.tensor(config.widths)
-    metrics = experiment.metrics
-    metrics |= {"trained_length": config.length, "widths": {}, "minutes": {}}
-    models: dict[str, nn.Module] = {}
+    metrics |= {"trained_length": config.length, "models": {}, "offsets": {}}
+    models: dict[str, list[nn.Module]] = {}
     for name, attention in ((RNN, None), (RNN_ATTENTION, "additive")):
-        metrics["widths"][name] = {}
         for width in config.widths:
-
-            def make(width: int = width, attention: Any = attention) -> Seq2Seq:
-                return Seq2Seq(
-                    len(TASK), dim=config.dim, hidden_dim=width, attention=attention
-                )
-
-            models[name] = train(experiment, f"{name}_{width}", make, 1e-2)
-            texts, _ = accuracies(experiment, models[name])
-            results[f"texts.{name}.{width}"] = texts
-            metrics["widths"][name][str(width)] = {
-                "longest_text_mostly_right": longest_mostly_right(texts),
-                "texts_right_at_trained_length": rounded(texts[config.length - 1]),
-            }
+            sizes = {"dim": config.dim, "hidden_dim": width, "attention": attention}
+            make_model = partial(Seq2Seq, len(TASK), **sizes)
+            models[name] = measure(experiment, f"{name}_{width}", make_model, 1e-2)
     dim = config.transformer_dim
-    models[TRANSFORMER] = train(
-        experiment,
-        TRANSFORMER,
-        lambda: Transformer(len(TASK), dim=dim, heads=2, hidden_dim=4 * dim, depth=2),
-        3e-3,
-    )
-    metrics["models"] = {}
-    for name, model in models.items():
-        texts, characters = accuracies(experiment, model)
-        results[f"texts.{name}"], results[f"characters.{name}"] = texts, characters
-        metrics["models"][name] = {
-            "parameters": count_parameters(model),
-            "longest_text_mostly_right": longest_mostly_right(texts),
-            "texts_right_at_trained_length": rounded(texts[config.length - 1]),
-            "texts_right_at_twice_that": rounded(texts[-1]),
-            "characters_right_at_twice_that": rounded(characters[-1]),
-        }
-    metrics["offsets"] = {}
+    sizes = {"dim": dim, "heads": 2, "hidden_dim": 4 * dim, "depth": 2}
+    make_model = partial(Transformer, len(TASK), **sizes)
+    models[TRANSFORMER] = measure(experiment, TRANSFORMER, make_model, 3e-3)
     for name in (RNN_ATTENTION, TRANSFORMER):
-        weights, offsets = alignment(experiment, models[name])
-        results[f"alignment.{name}"] = weights
-        metrics["offsets"][name] = offsets
+        maps, offsets = zip(
+            *(alignment(experiment, model) for model in models[name]), strict=True
+        )
+        results[f"alignment.{name}"] = maps[0]
+        metrics["offsets"][name] = {
+            str(n): spread(x[n] for x in offsets) for n in (0, 1, 2, 3)
+        }
+
+
+def measure(
+    experiment: Experiment[Config],
+    name: str,
+    make_model: Callable[[], nn.Module],
+    rate: float,
+) -> list[nn.Module]:
+    """Train a model from every seed, test it, and note how many answers are right."""
+    config = experiment.config
+    models, took, tests = [], [], []
+    for seed in config.all_seeds:
+        model, minutes_taken = train(experiment, name, make_model, rate, seed)
+        models.append(model)
+        took.append(minutes_taken)
+        tests.append(accuracies(experiment, model))
+    found = {key: torch.stack([test[key] for test in tests]) for key in tests[0]}
+    experiment.results |= {f"{key}.{name}": x for key, x in found.items()}
+    texts, characters = found["texts"], found["characters"]
+    experiment.metrics["models"][name] = {
+        "parameters": count_parameters(models[0]),
+        "minutes": spread(took),
+        "longest_text_mostly_right": spread(map(longest_mostly_right, texts)),
+        "texts_right_at_trained_length": spread(texts[:, config.length - 1].tolist()),
+        "texts_right_at_twice_that": spread(texts[:, -1].tolist()),
+        "characters_right_at_twice_that": spread(characters[:, -1].tolist()),
+        "characters_right_at_trained_length": {
+            reading: {
+                which: spread(found[reading][:, place].tolist())
+                for which, place in (("first", 0), ("last", -1))
+            }
+            for reading in ("written", "forced")
+        },
+    }
+    return models
 
 
 def train(
@@ -137,8 +153,9 @@ def train(
     name: str,
     make_model: Callable[[], nn.Module],
     rate: float,
-) -> nn.Module:
-    """Train a model on texts of up to `config.length` characters."""
+    seed: int,
+) -> tuple[nn.Module, float]:
+    """Train a model on texts of up to `config.length` characters; time it."""
     config = experiment.config
 
     def make(samples: int, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -160,8 +177,9 @@ def train(
     model, progress = experiment.train(
         name,
         make_model,
-        GeneratedBatches(make, config.batch_size, seed=config.seed),
+        GeneratedBatches(make, config.batch_size, seed=seed),
         objective,
+        seed=seed,
         steps=config.steps,
         evaluate_every=max(1, config.steps // 20),
         learning_rate=rate,
@@ -169,28 +187,36 @@ def train(
         weight_decay=0.0,
         identity={"length": config.length},
     )
-    experiment.metrics["minutes"][name] = minutes(progress)
-    return model
+    return model, minutes(progress)
 
 
 @torch.no_grad()
-def accuracies(
-    experiment: Experiment[Config], model: nn.Module
-) -> tuple[Tensor, Tensor]:
-    """Return the fractions of texts and of characters right, by length.
+def accuracies(experiment: Experiment[Config], model: nn.Module) -> Results:
+    """Return the fractions of texts and of characters right, by length and position.
 
-    A text is right if all its characters are and it ends where it should.
+    A text is right if all its characters are and it ends where it should; a character,
+    if it is the wanted one at its position. Models read what they wrote before, except
+    for `forced`, where they read the right characters.
     """
+    trained = experiment.config.length
     texts, characters = [], []
-    for length in range(1, 2 * experiment.config.length + 1):
+    for length in range(1, 2 * trained + 1):
         source, _, target = test_texts(experiment, length)
         tokens = model.generate(  # type: ignore[operator]
             source, begin=TASK.begin, end=TASK.end, max_length=length + 1
         )
         right = F.pad(tokens, (0, length + 1 - tokens.shape[1])) == target
         texts.append(right.all(1).float().mean())
-        characters.append(right[:, :-1].float().mean())
-    return torch.stack(texts).cpu(), torch.stack(characters).cpu()
+        characters.append(right[:, :-1].float().mean(0).cpu())
+    source, target_inputs, target = test_texts(experiment, trained)
+    forced = (model(source, target_inputs).argmax(-1) == target)[:, :-1]
+    return {
+        "texts": torch.stack(texts).cpu(),
+        "characters": torch.stack([x.mean() for x in characters]),
+        "written": characters[trained - 1],
+        "written_at_twice": characters[-1],
+        "forced": forced.float().mean(0).cpu(),
+    }
 
 
 def test_texts(experiment: Experiment[Config], length: int) -> list[Tensor]:
@@ -205,8 +231,8 @@ def test_texts(experiment: Experiment[Config], length: int) -> list[Tensor]:
 @torch.no_grad()
 def alignment(
     experiment: Experiment[Config], model: nn.Module
-) -> tuple[Tensor, dict[str, float]]:
-    """Return the alignment on one text, and how far ahead a model attends in general.
+) -> tuple[Tensor, list[float]]:
+    """Return the alignment on one text, and how often it is 0, 1, 2 or 3 tokens ahead.
 
     Of a Transformer's cross-attention heads it is the one that most often attends one
     token ahead.
@@ -225,9 +251,7 @@ def alignment(
     peaks = weights_of(source, target_inputs).argmax(dim=-1)
     offsets = peaks - torch.arange(peaks.shape[-1], device=peaks.device)
     head = (offsets == 1).float().mean(dim=(0, 2)).argmax()
-    shares = {
-        str(n): rounded((offsets[:, head] == n).float().mean()) for n in (0, 1, 2, 3)
-    }
+    shares = [(offsets[:, head] == n).float().mean().item() for n in range(4)]
     shown = [x.to(experiment.device) for x in TASK.batch([SHOWN])]
     return weights_of(shown[0], shown[1])[0, head].cpu(), shares
 
@@ -237,49 +261,64 @@ def longest_mostly_right(texts: Tensor) -> int:
     return int((texts > 0.5).long().cumprod(dim=0).sum())
 
 
-def rounded(share: Tensor) -> float:
-    """Return a fraction to report."""
-    return round(share.item(), 4)
-
-
 def summary(metrics: Metrics) -> str:
     """Return the outcome in words."""
     length = metrics["trained_length"]
-    return "\n".join(
-        f"{LABELS[name]}: {model['texts_right_at_trained_length']:.1%} of texts of "
-        f"{length} characters right, more than half right up to "
-        f"{model['longest_text_mostly_right']} characters"
-        for name, model in metrics["models"].items()
-    )
+    rows = [
+        f"texts of {length} characters that are right, and length up to which half are:"
+    ]
+    for name, model in metrics["models"].items():
+        right = model["texts_right_at_trained_length"]["mean"]
+        longest = model["longest_text_mostly_right"]["mean"]
+        rows.append(f"  {name:20}{right:7.1%}{longest:6.1f}")
+    return "\n".join(rows)
 
 
 def drawings(results: Results, metrics: Metrics) -> Drawings:
     """Return the figures."""
     trained = metrics["trained_length"]
+    widths = results["widths"].tolist()
+    compared = {
+        RNN: f"{RNN}_{widths[-1]}",
+        RNN_ATTENTION: f"{RNN_ATTENTION}_{widths[-1]}",
+        TRANSFORMER: TRANSFORMER,
+    }
+
+    def percent(axes: Axes, last: int) -> None:
+        axes.set(xlim=(0.5, last + 0.5), ylim=(0, 1.08))
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
+
+    def compare(axes: Axes, theme: Theme, kind: str) -> None:
+        for number, (name, model) in enumerate(compared.items()):
+            runs = results[f"{kind}.{model}"]
+            style = {"linestyle": (0, (4, 1.5))} if name == TRANSFORMER else {}
+            count = torch.arange(1, runs.shape[1] + 1)
+            plot_runs(axes, count, runs, color=theme.series[number], **style)
+
+    def by_width(axes: Axes, theme: Theme, kind: str, name: str) -> None:
+        for number, width in enumerate(widths):
+            runs = results[f"{kind}.{name}_{width}"][:, :trained]
+            color, count = theme.series[number], torch.arange(1, trained + 1)
+            line = plot_runs(axes, count, runs, color=color, marker="o", ms=3)
+            line.set_label(f"{width} units")
+        percent(axes, trained)
 
     def lengths(figure: Figure, theme: Theme) -> None:
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, kind in ((left, "texts"), (right, "characters")):
             axes.axvspan(0.5, trained + 0.5, color=theme.faint, alpha=0.35, lw=0)
-            for number, (name, label) in enumerate(LABELS.items()):
-                curve = results[f"{kind}.{name}"]
-                style = (0, (4, 1.5)) if name == TRANSFORMER else "-"
-                count = torch.arange(1, len(curve) + 1)
-                axes.plot(count, curve, color=theme.series[number], linestyle=style)
-                if kind == "texts":
-                    # Two of the lines coincide; their labels should not.
-                    level = (0.75, 0.75, 0.3)[number]
-                    near = (RNN,) if name == RNN else (RNN_ATTENTION, TRANSFORMER)
-                    ends = [int((results[f"texts.{x}"] > level).sum()) for x in near]
-                    text = label.replace(" and ", "\nand ")
-                    label_line(axes, text, (max(ends) + 1, level), theme.series[number])
-            axes.set(
-                title=f"{kind} right", xlabel="characters in the text", ylim=(0, 1.08)
-            )
-            axes.set_xlim(0.5, 2 * trained)
-            axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
-        middle = trained / 2 + 0.5
-        right.annotate("training lengths", (middle, 0.04), ha="center")
+            compare(axes, theme, kind)
+            percent(axes, 2 * trained)
+            axes.set(title=f"{kind} right", xlabel="characters in the text")
+        for number, (name, label) in enumerate(LABELS.items()):
+            # Two of the lines coincide; their labels should not.
+            level = (0.75, 0.75, 0.3)[number]
+            near = (RNN,) if name == RNN else (RNN_ATTENTION, TRANSFORMER)
+            curves = [results[f"texts.{compared[other]}"].mean(0) for other in near]
+            end = max(int((curve > level).sum()) for curve in curves) + 1
+            text = label.replace(" and ", "\nand ")
+            label_line(left, text, (end, level), theme.series[number])
+        right.annotate("training lengths", (trained / 2 + 0.5, 0.04), ha="center")
 
     def alignments(figure: Figure, theme: Theme) -> None:
         titles = {
@@ -293,34 +332,32 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
             axes.set_title(title)
 
     def bottleneck(figure: Figure, theme: Theme) -> None:
-        both = figure.subplots(2, 1)
-        widths = results["widths"].tolist()
-        for axes, name in zip(both, (RNN, RNN_ATTENTION), strict=True):
-            table = torch.stack([results[f"texts.{name}.{w}"] for w in widths])
-            table = table[:, :trained]
-            heatmap(axes, theme, table, limit=1.3)
-            axes.set_aspect("auto")
-            for row, shares in enumerate(table):
-                for column, share in enumerate(shares.tolist()):
-                    axes.annotate(
-                        f"{share:.0%}",
-                        (column, row),
-                        ha="center",
-                        va="center",
-                        size=8,
-                        color=theme.paper if share > 0.45 else theme.ink,
-                    )
-            axes.set_xticks(range(trained), [f"{n}" for n in range(1, trained + 1)])
-            axes.set_yticks(range(len(widths)), [f"{width}" for width in widths])
-            axes.tick_params(length=0)
-            with_or_without = "without" if name == RNN else "with"
-            axes.set(title=f"texts right, {with_or_without} attention", ylabel="units")
-        both[-1].set_xlabel("characters in the text")
+        left, right = figure.subplots(1, 2, sharey=True)
+        by_width(left, theme, "texts", RNN)
+        by_width(right, theme, "texts", RNN_ATTENTION)
+        left.set(title="texts right, without attention")
+        right.set(title="texts right, with attention")
+        for axes in (left, right):
+            axes.set(xlabel="characters in the text")
+        figure.legend(*left.get_legend_handles_labels(), loc="outside right upper")
+
+    def positions(figure: Figure, theme: Theme) -> None:
+        titles = {"written": "writing on their own", "forced": "given all before it"}
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, (kind, title) in zip(panels, titles.items(), strict=True):
+            by_width(axes, theme, kind, RNN)
+            runs = results[f"{kind}.{compared[RNN_ATTENTION]}"]
+            count = torch.arange(1, trained + 1)
+            plot_runs(axes, count, runs, color=theme.ink, ls="--", label="attention")
+            axes.set(title=title, xlabel=f"position of the character, of {trained}")
+        panels[0].set_ylabel("characters right")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
 
     return {
         "lengths": (lengths, 3.0),
         "alignment": (alignments, 3.7),
-        "bottleneck": (bottleneck, 3.9),
+        "bottleneck": (bottleneck, 3.0),
+        "positions": (positions, 3.0),
     }
 
 

@@ -1,19 +1,19 @@
 """Figures of chapter 6: where to normalize, why positions, and who attends where.
 
 Deep, narrow Transformers learn to reverse a sequence, with pre-norm and post-norm, with
-and without warm-up of the learning rate. Shallow ones learn to reverse or to sort, with
-and without positions. One more learns to change the case of short texts, and shows the
-three uses of attention.
+and without warm-up, at several learning rates. Shallow ones learn to reverse or to
+sort, with and without positions. All are trained from several seeds. One more learns to
+change the case of short texts, and shows the three uses of attention.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from torch import Tensor, nn
@@ -28,9 +28,10 @@ from transformers_hw.lab.experiment import (
     TrainingExampleConfig,
     minutes,
     run_example,
+    spread,
 )
 from transformers_hw.lab.objectives import cross_entropy_sums
-from transformers_hw.lab.plotting import Theme, heatmap, label_line
+from transformers_hw.lab.plotting import Theme, dot_runs, heatmap, label_line, plot_runs
 from transformers_hw.probes import capture_weights
 from transformers_hw.transformer import Transformer
 
@@ -43,6 +44,7 @@ NORMS = {
     "post_norm": ("post-norm", "post", False),
     "post_norm_warmup": ("post-norm, warm-up", "post", True),
 }
+LEARNED = 0.99  # accuracy from which a model has learned a task
 DEPTHS = (2, 4, 8, 16)
 # By name: the label, and the attention layers.
 USES = {
@@ -59,29 +61,45 @@ Make = Callable[[int, torch.Generator], tuple[Tensor, ...]]
 class Config(TrainingExampleConfig):
     """Settings of the models and of their training."""
 
-    steps: int = 10
+    steps: int = 150
     """Training steps of the deep models, and of the shallow ones."""
     length: int = 8
     """Tokens in a sequence to reverse or to sort."""
-    depth: int = 3
+    depth: int = 4
     """Layers of encoder and of decoder, of the deep models."""
-    dim: int = 16
+    dim: int = 32
     """Dimension of a token."""
-    case_steps: int = 20
+    rates: tuple[float, ...] = (3e-3,)
+    """Learning rates of the deep models; the shallow ones have the middle one."""
+    case_steps: int = 150
     """Training steps on the change of case."""
-    draws: int = 2
+    draws: int = 4
     """Initializations over which each gradient is averaged."""
+
+    @property
+    def middle_rate(self) -> int:
+        """The index of the middle learning rate."""
+        return len(self.rates) // 2
 
 
 PRESETS = {
-    "quick": Config(batch_size=32),
-    "cpu": Config(steps=400, depth=6, dim=32, batch_size=64, case_steps=800, draws=16),
+    "quick": Config(),
+    "cpu": Config(
+        steps=400,
+        depth=6,
+        seeds=5,
+        rates=(1e-3, 3e-3, 1e-2),
+        case_steps=800,
+        draws=16,
+    ),
     "gpu": Config(
         steps=20_000,
         length=64,
         depth=12,
         dim=512,
         batch_size=256,
+        seeds=5,
+        rates=(1e-4, 3e-4, 1e-3),
         case_steps=20_000,
         draws=16,
     ),
@@ -92,52 +110,51 @@ def compute(experiment: Experiment[Config]) -> None:
     """Compare norms, then positions with none, then look at attention."""
     config, results, metrics = experiment.config, experiment.results, experiment.metrics
     results |= gradients_at_initialization(config, experiment.device)
-    metrics |= {"last_loss": {}, "accuracy": {}, "minutes": {}}
-    for name, (_, norm, warm) in NORMS.items():
-        # No clipping and a constant rate: only the models differ.
-        train(
-            experiment,
-            name,
-            lambda norm=norm: make_model(config, norm=norm, depth=config.depth),
-            reverse(config),
-            warmup_steps=config.steps // 4 if warm else 0,
-        )
-    for task, make in (("reverse", reverse(config)), ("sort", sort(config))):
-        for which, positions in (("with", "sinusoidal"), ("without", None)):
-            train(
+    metrics |= {"rates": config.rates, **gradient_metrics(results)}
+    metrics["norms"] = {
+        name: [
+            train_from_seeds(
                 experiment,
-                f"{task}_{which}_positions",
-                lambda positions=positions: make_model(
-                    config, norm="pre", depth=2, positions=positions
-                ),
-                make,
-                warmup_steps=config.steps // 10,
+                f"{name}_rate_{number}",
+                partial(make_model, config, norm=norm, depth=config.depth),
+                reverse(config),
+                # No clipping and a constant rate: only the models differ.
+                learning_rate=rate,
+                warmup_steps=config.steps // 4 if warm else 0,
+                schedule="constant",
+                clip_norm=None,
             )
-    metrics["floor_without_order"] = round(floor_without_order(config.length), 4)
-    metrics["gradient_of_last_layer"] = {
-        norm: {
-            str(depth): round(gradient.item(), 4)
-            for depth, gradient in zip(DEPTHS, results[f"last.{norm}"], strict=True)
-        }
-        for norm in ("pre", "post")
+            for number, rate in enumerate(config.rates)
+        ]
+        for name, (_, norm, warm) in NORMS.items()
     }
-    for norm in ("pre", "post"):
-        by_layer = results[f"by_layer.{norm}"]
-        ratio = (by_layer[-1] / by_layer[0]).item()
-        metrics[f"gradient_last_over_first_{norm}"] = round(ratio, 3)
+    metrics["positions"] = {
+        f"{task}_{which}": train_from_seeds(
+            experiment,
+            f"{task}_{which}_positions",
+            partial(make_model, config, norm="pre", depth=2, positions=positions),
+            make,
+            learning_rate=config.rates[config.middle_rate],
+            warmup_steps=config.steps // 10,
+        )
+        for task, make in (("reverse", reverse(config)), ("sort", sort(config)))
+        for which, positions in (("with", "sinusoidal"), ("without", None))
+    }
+    metrics["floor_without_order"] = round(floor_without_order(config.length), 4)
     dim = 2 * config.dim
-    model = train(
+    model, history, _ = train(
         experiment,
         "change_of_case",
-        lambda: Transformer(len(CASE), dim=dim, heads=2, hidden_dim=4 * dim, depth=2),
+        partial(Transformer, len(CASE), dim=dim, heads=2, hidden_dim=4 * dim, depth=2),
         change_case,
+        seed=config.seed,
         steps=config.case_steps,
+        learning_rate=3e-3,
         warmup_steps=config.case_steps // 20,
-        schedule="cosine",
-        clip_norm=1.0,
     )
     uses = uses_of_attention(model, experiment.device)
     results |= uses
+    metrics["change_of_case"] = {"accuracy": round(history[-1]["accuracy"], 4)}
     # The prompt, which names the task, is the first token of the source.
     metrics["encoder_weight_on_prompt"] = {
         f"layer_{layer + 1}": round(
@@ -209,7 +226,7 @@ def floor_without_order(length: int) -> float:
 
 
 def gradients_at_initialization(config: Config, device: torch.device) -> Results:
-    """Return the gradient norms of untrained models by layer, averaged over draws.
+    """Return the gradient norms of untrained models by layer, for every draw.
 
     They are those of the output projections of the decoder's feed-forward networks.
     """
@@ -217,28 +234,74 @@ def gradients_at_initialization(config: Config, device: torch.device) -> Results
         x.to(device)
         for x in reverse(config)(64, torch.Generator().manual_seed(config.seed))
     )
+
+    def gradients(norm: str, depth: int, draw: int) -> Tensor:
+        torch.manual_seed(draw)
+        model = make_model(config, norm=norm, depth=depth).to(device)
+        weights = [
+            weight
+            for name, weight in model.decoder.named_parameters()
+            if name.endswith("feed_forward.output_proj.weight")
+        ]
+        loss = F.cross_entropy(model(source, target_inputs).mT, target)
+        found = torch.autograd.grad(loss, weights)
+        return torch.stack([x.norm() for x in found]).cpu()
+
     found: Results = {}
     for norm in ("pre", "post"):
-        last = []
-        for depth in sorted({*DEPTHS, config.depth}):
-            total = torch.zeros(depth)
-            for draw in range(config.draws):
-                torch.manual_seed(draw)
-                model = make_model(config, norm=norm, depth=depth).to(device)
-                weights = [
-                    weight
-                    for name, weight in model.decoder.named_parameters()
-                    if name.endswith("feed_forward.output_proj.weight")
-                ]
-                loss = F.cross_entropy(model(source, target_inputs).mT, target)
-                gradients = torch.autograd.grad(loss, weights)
-                total += torch.stack([x.norm() for x in gradients]).cpu()
-            if depth == config.depth:
-                found[f"by_layer.{norm}"] = total / config.draws
-            if depth in DEPTHS:
-                last.append(total[-1] / config.draws)
-        found[f"last.{norm}"] = torch.stack(last)
+        by_depth = {
+            depth: torch.stack(
+                [gradients(norm, depth, draw) for draw in range(config.draws)]
+            )
+            for depth in {*DEPTHS, config.depth}
+        }
+        found[f"by_layer.{norm}"] = by_depth[config.depth]
+        last = [by_depth[depth][:, -1] for depth in DEPTHS]
+        found[f"last.{norm}"] = torch.stack(last, dim=1)
     return found
+
+
+def gradient_metrics(results: Results) -> Metrics:
+    """Return the gradients of the last layer by depth, and ratios of layers."""
+    metrics: Metrics = {"gradient_of_last_layer": {}}
+    for norm in ("pre", "post"):
+        by_layer, last = results[f"by_layer.{norm}"], results[f"last.{norm}"]
+        metrics["gradient_of_last_layer"][norm] = {
+            str(depth): spread(x.tolist())
+            for depth, x in zip(DEPTHS, last.T, strict=True)
+        }
+        last_over_first = by_layer[:, -1] / by_layer[:, 0]
+        shallow_over_deep = last[:, 0] / last[:, -1]
+        metrics[f"gradient_last_over_first_{norm}"] = spread(last_over_first.tolist())
+        metrics[f"gradient_2_over_16_layers_{norm}"] = spread(
+            shallow_over_deep.tolist()
+        )
+    return metrics
+
+
+def train_from_seeds(
+    experiment: Experiment[Config],
+    name: str,
+    make_model: Callable[[], nn.Module],
+    make: Make,
+    **options: Any,
+) -> Metrics:
+    """Train a model from every seed; keep its losses, and report how they ended."""
+    trained = [
+        train(experiment, name, make_model, make, seed=seed, **options)
+        for seed in experiment.config.all_seeds
+    ]
+    losses = [[entry["loss"] for entry in history] for _, history, _ in trained]
+    accuracies = [history[-1]["accuracy"] for _, history, _ in trained]
+    steps = [entry["step"] for entry in trained[0][1]]
+    experiment.results["steps"] = torch.tensor(steps)
+    experiment.results[f"loss.{name}"] = torch.tensor(losses)
+    return {
+        "last_loss": spread(curve[-1] for curve in losses),
+        "accuracy": spread(accuracies),
+        "seeds_that_learned": sum(accuracy >= LEARNED for accuracy in accuracies),
+        "minutes": spread(took for _, _, took in trained),
+    }
 
 
 def train(
@@ -246,9 +309,11 @@ def train(
     name: str,
     make_model: Callable[[], nn.Module],
     make: Make,
+    *,
+    seed: int,
     **options: Any,
-) -> nn.Module:
-    """Train a model; note its losses, its accuracy and the time it took."""
+) -> tuple[nn.Module, list[dict[str, float]], float]:
+    """Train a model; return it, its losses on fresh samples, and the minutes."""
     config = experiment.config
 
     def objective(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -256,28 +321,20 @@ def train(
         logits = model(source, target_inputs)
         return cross_entropy_sums(logits, target, padding_token=CASE.pad)
 
-    fixed = {"steps": config.steps, "schedule": "constant", "clip_norm": None}
-    options = {**fixed, **options}
+    options = {"steps": config.steps, **options}
     model, progress = experiment.train(
         name,
         make_model,
-        GeneratedBatches(make, config.batch_size, seed=config.seed),
+        GeneratedBatches(make, config.batch_size, seed=seed),
         objective,
+        seed=seed,
         evaluate_every=max(1, options["steps"] // 40),
-        learning_rate=3e-3,
         weight_decay=0.0,
         identity={"length": config.length},
         **options,
     )
-    losses = [entry["train"]["loss"] for entry in progress.history]
-    steps = [entry["step"] for entry in progress.history]
-    experiment.results[f"loss.{name}"] = torch.tensor(losses)
-    experiment.results[f"steps.{name}"] = torch.tensor(steps)
-    last = progress.history[-1]["train"]
-    experiment.metrics["last_loss"][name] = round(last["loss"], 4)
-    experiment.metrics["accuracy"][name] = round(last["accuracy"], 4)
-    experiment.metrics["minutes"][name] = minutes(progress)
-    return model
+    history = [{"step": x["step"], **x["train"]} for x in progress.history]
+    return model, history, minutes(progress)
 
 
 @torch.no_grad()
@@ -296,9 +353,14 @@ def uses_of_attention(model: nn.Module, device: torch.device) -> Results:
 def summary(metrics: Metrics) -> str:
     """Return the outcome in words."""
     rows = [
-        f"{name.replace('_', ' ')}: loss {loss:.3f}, "
-        f"accuracy {metrics['accuracy'][name]:.1%}"
-        for name, loss in metrics["last_loss"].items()
+        f"{label}, learning rate {rate:g}: loss {cell['last_loss']['mean']:.3f}, "
+        f"accuracy {cell['accuracy']['mean']:.1%}"
+        for name, (label, _, _) in NORMS.items()
+        for rate, cell in zip(metrics["rates"], metrics["norms"][name], strict=True)
+    ]
+    rows += [
+        f"to {name.replace('_', ' ')} positions: loss {cell['last_loss']['mean']:.3f}"
+        for name, cell in metrics["positions"].items()
     ]
     floor = metrics["floor_without_order"]
     return "\n".join([*rows, f"least loss if the order is unknown: {floor:.3f}"])
@@ -306,40 +368,39 @@ def summary(metrics: Metrics) -> str:
 
 def drawings(results: Results, metrics: Metrics) -> Drawings:
     """Return the figures."""
-
-    def curve(
-        axes: Axes,
-        name: str,
-        label: str,
-        color: str,
-        *,
-        style: str = "-",
-        lift: float = 0.0,
-    ) -> None:
-        losses, steps = results[f"loss.{name}"], results[f"steps.{name}"]
-        axes.plot(steps, losses, style, color=color)
-        label_line(axes, label, (steps[-1].item(), losses[-1].item() + lift), color)
+    rates, steps = metrics["rates"], results["steps"]
 
     def norms(figure: Figure, theme: Theme) -> None:
-        axes = figure.subplots()
-        for name, (label, norm, warm) in NORMS.items():
+        left, right = figure.subplots(1, 2, sharey=True)
+        middle = len(rates) // 2
+        for number, (name, (label, norm, warm)) in enumerate(NORMS.items()):
             color = theme.series[0 if norm == "pre" else 1]
-            curve(axes, name, label, color, style="--" if warm else "-")
-        axes.set(yscale="log", xlabel="step", ylabel="loss per token")
-        axes.set_title("reversing a sequence, at one learning rate")
+            runs = results[f"loss.{name}_rate_{middle}"]
+            line = plot_runs(left, steps, runs, color=color, ls="--" if warm else "-")
+            line.set_label(label)
+            fill = {"markerfacecolor": "none"} if warm else {}
+            for place in range(len(rates)):
+                last = results[f"loss.{name}_rate_{place}"][:, -1]
+                dot_runs(right, place + (number - 1.5) / 6, last, color=color, **fill)
+        left.set(yscale="log", xlabel="step", ylabel="loss per token")
+        left.set_title(f"reversing a sequence, learning rate {rates[middle]:g}")
+        left.legend(loc="lower left")
+        right.set(title="at the end, for every seed", xlabel="learning rate")
+        right.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
 
     def gradients(figure: Figure, theme: Theme) -> None:
         left, right = figure.subplots(1, 2)
         for norm, color in zip(("pre", "post"), theme.series, strict=False):
             by_layer, last = results[f"by_layer.{norm}"], results[f"last.{norm}"]
-            layers = range(1, len(by_layer) + 1)
-            left.plot(layers, by_layer, marker="o", ms=4, color=color)
-            end = (len(by_layer), by_layer[-1].item())
+            depth = by_layer.shape[1]
+            dots = {"color": color, "marker": "o", "ms": 4}
+            plot_runs(left, range(1, depth + 1), by_layer, **dots)
+            end = (depth, by_layer[:, -1].mean().item())
             label_line(left, f"{norm}-norm", end, color)
-            right.plot(DEPTHS, last, marker="o", ms=4, color=color)
-            end = (DEPTHS[-1], last[-1].item())
+            plot_runs(right, DEPTHS, last, **dots)
+            end = (DEPTHS[-1], last[:, -1].mean().item())
             label_line(right, f"{norm}-norm", end, color)
-        start = results["last.pre"][0].item()
+        start = results["last.pre"][:, 0].mean().item()
         guide = [start * math.sqrt(DEPTHS[0] / depth) for depth in DEPTHS]
         right.plot(DEPTHS, guide, ":", color=theme.ink)
         label_line(right, r"$\propto 1/\sqrt{L}$", (DEPTHS[-1], guide[-1]), theme.ink)
@@ -356,14 +417,16 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, task in ((left, "reverse"), (right, "sort")):
             for number, which in enumerate(("with", "without")):
+                runs, color = results[f"loss.{task}_{which}_positions"], theme.series
+                plot_runs(axes, steps, runs, color=color[number])
                 # Two of the lines end at one height; their labels should not.
                 lift = 0.6 if (task, which) == ("sort", "without") else 0.15
-                name, label = f"{task}_{which}_positions", f"{which}\npositions"
-                curve(axes, name, label, theme.series[number], lift=lift)
+                end = (steps[-1].item(), runs[:, -1].mean().item() + lift)
+                label_line(axes, f"{which}\npositions", end, color[number])
             axes.set(title=f"to {task} tokens", xlabel="step")
         floor = metrics["floor_without_order"]
         left.axhline(floor, color=theme.ink, linestyle=":")
-        start = 0.33 * results["steps.reverse_with_positions"][-1].item()
+        start = 0.33 * steps[-1].item()
         left.annotate("least if the order is unknown", (start, floor * 0.96), va="top")
         left.set(ylabel="loss per token", ylim=(0, None))
 

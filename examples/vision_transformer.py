@@ -531,7 +531,7 @@ def initialization(experiment: Experiment[Config]) -> None:
                 )
                 if seed == config.seed and percent == 10 and name in MAPPED:
                     torch.manual_seed(seed)
-                    untrained = makers[key](split).eval()
+                    untrained: Any = makers[key](split).eval()
                     results[f"{name}.before"] = offset_maps(experiment, untrained)
                     results[f"{name}.after"] = offset_maps(experiment, model)
     conclude(experiment)
@@ -618,10 +618,8 @@ def make_torchvision_vit(experiment: Experiment[Config]) -> nn.Module:
         num_classes=len(experiment.dataset.classes),
     )
     if channels != 3:  # as many as the images have
-        first = model.conv_proj
-        model.conv_proj = nn.Conv2d(
-            channels, sizes.dim, first.kernel_size, first.stride
-        )
+        patch = experiment.config.patch_size
+        model.conv_proj = nn.Conv2d(channels, sizes.dim, patch, patch)
     return model
 
 
@@ -750,8 +748,8 @@ def positions(experiment: Experiment[Config]) -> None:
             if kind == "learned" and seed == config.seed:
                 table = model.positions.embeddings(model.grid).detach()
                 results[f"similarity.{name}"] = position_similarity(table)
+            metrics["models"][name] = outcome(model, part, found, ("test",))
         results[f"accuracy.{name}"] = torch.tensor(curves)
-        metrics["models"][name] = outcome(model, part, found, ("test",))
         shuffled[name] = spread(moved)
     metrics["accuracy_on_shuffled_patches"] = shuffled
     metrics["mean_cosine_of_positions"] = {
@@ -900,7 +898,7 @@ def draw_initialization(results: Results, metrics: Metrics) -> Drawings:
 
     def data_sizes(figure: Figure, theme: Theme) -> None:
         axes = figure.subplots()
-        percents = sorted(PERCENTS)
+        percents, sizes = sorted(PERCENTS), []
         for number, (name, label) in enumerate(
             {
                 "vit_default": "ViT",
@@ -915,7 +913,6 @@ def draw_initialization(results: Results, metrics: Metrics) -> Drawings:
             axes.plot(sizes, [x["mean"] for x in tests], "o-", color=color, ms=4)
             for size, test in zip(sizes, tests, strict=True):
                 axes.vlines(size, test["min"], test["max"], color=color, lw=2)
-            axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
             label_line(axes, label, (sizes[-1], tests[-1]["mean"]), color)
         axes.set(xscale="log", xlabel="training images")
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])

@@ -195,6 +195,17 @@ def test_causal_mask_by_its_definition(queries, keys):
     assert torch.equal(causal_mask(queries), torch.ones(queries, queries).tril().bool())
 
 
+def test_masks_are_made_where_they_are_needed():
+    assert causal_mask(3, 5, device="meta").is_meta
+    assert padding_mask(torch.ones(3, dtype=torch.int64, device="meta"), 5).is_meta
+    query, key = torch.zeros(2, 3, 7, device="meta"), torch.zeros(2, 5, 7, device="meta")
+    for return_weights in (False, True):
+        found = dot_product_attention(
+            query, key, key, causal=True, return_weights=return_weights
+        )
+        assert (found[0] if return_weights else found).shape == (2, 3, 7)
+
+
 def test_padding_mask_by_its_definition():
     mask = padding_mask(torch.tensor([2, 0, 3]), 4)
     expected = [[1, 1, 0, 0], [0] * 4, [1, 1, 1, 0]]
@@ -1052,6 +1063,9 @@ def attend(**changes: Any) -> Any:
      ValueError, "query must have a width, got shape (2, 3, 5, 0)."),
     ("two dtypes", lambda: attend(value=torch.zeros(2, 3, 11, 13).double()),
      TypeError, "query and key and value must have one dtype, got … torch.float64."),
+    ("two dtypes of weights",
+     lambda: attention_weights(torch.zeros(5, 7), torch.zeros(11, 7).double()),
+     TypeError, "query and key must have one dtype, got torch.float32 and … float64."),
     ("a mask of ones and zeros", lambda: attend(mask=torch.ones(5, 11)),
      TypeError, "mask must be a boolean tensor (True = may see; numbers to add … "
      "are a bias), got torch.float32."),

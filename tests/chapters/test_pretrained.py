@@ -1,12 +1,16 @@
 """Converted models compute what the originals do; files give back the same model."""
 
+import copy
 import doctest
 import json
+import math
 import os
 import pickle
+import random
 import sys
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from functools import cache, partial
@@ -258,12 +262,14 @@ def huggingface_vit(
     **options: Any,
 ) -> nn.Module:
     image = {"image_size": 8, "patch_size": 4, "num_labels": 7}
-    config = huggingface().ViTConfig(**{**HUGGINGFACE_SIZES, **image, **options})
-    return quietly(lambda: getattr(huggingface(), kind)(config, **(made or {})))
+    model = getattr(huggingface(), kind)
+    config = model.config_class(**{**HUGGINGFACE_SIZES, **image, **options})
+    return quietly(lambda: model(config, **(made or {})))
 
 
-def images(size: int = 8, channels: int = 3) -> Tensor:
-    return randn(2, channels, size, size)
+def images(size: Any = 8, channels: int = 3) -> Tensor:
+    height, width = (size, size) if isinstance(size, int) else size
+    return randn(2, channels, height, width)
 
 
 @pytest.mark.parametrize("size", [8, 20])
@@ -271,68 +277,81 @@ def test_torchvisions_vision_transformer(size, tmp_path):
     theirs, x = drawn(torchvision_model(size)), images(size)
     for ours in (
         from_torchvision(theirs),
-        from_torchvision(theirs.state_dict(), heads=HEADS),
+        from_torchvision(theirs.state_dict(), heads=HEADS, eps=1e-6),
         saved(from_torchvision(theirs), tmp_path),
     ):
         assert_same(ours(x), theirs(x), x)
 
 
-TIMM: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "larger": {"img_size": 20},
-    "mean": {"global_pool": "avg"},
-    "no class token": {"global_pool": "avg", "class_token": False},
-    "no fc_norm": {"global_pool": "avg", "class_token": False, "fc_norm": False},
-    "features of the mean": {"global_pool": "avg", "num_classes": 0},
-    "no qkv bias": {"qkv_bias": False},
-    "features": {"num_classes": 0},
-    "gray": {"in_chans": 1},
+# What a state dict does not tell, of a model that is made with no options.
+PLAIN: dict[str, Any] = {
+    "heads": HEADS,
+    "eps": 1e-6,
+    "activation": "gelu",
+    "norm": "pre",
+    "pool": "class",
+    "image_size": 8,
 }
-# What a state dict does not tell.
-TIMM_MODULES: dict[str, dict[str, Any]] = {
-    "mean, no fc_norm": {"global_pool": "avg", "fc_norm": False},
-    "class token, fc_norm": {"global_pool": "token", "fc_norm": True},
-    "another eps": {"norm_layer": partial(nn.LayerNorm, eps=1e-2)},
-    "tanh": {"act_layer": partial(nn.GELU, approximate="tanh")},
-}
-TOLD = {
-    "mean, no fc_norm": {"pool": "mean"},
-    "class token, fc_norm": {"pool": "class"},
-    "another eps": {"eps": 1e-2},
+# How timm makes a model, and what else there is to tell.
+TIMM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "larger": ({"img_size": 20}, {"image_size": 20}),
+    # Four rows of one patch, not two of two.
+    "high": ({"img_size": (16, 4)}, {"image_size": (16, 4)}),
+    "wide": ({"img_size": (4, 12)}, {"image_size": (4, 12)}),
+    "mean": ({"global_pool": "avg"}, {"pool": "mean"}),
+    "no class token": ({"global_pool": "avg", "class_token": False}, {"pool": "mean"}),
+    "no norm after the mean": (
+        {"global_pool": "avg", "class_token": False, "fc_norm": False},
+        {"pool": "mean"},
+    ),
+    "mean, no fc_norm": ({"global_pool": "avg", "fc_norm": False}, {"pool": "mean"}),
+    "class token, fc_norm": ({"fc_norm": True}, {}),
+    "features of the mean": (
+        {"global_pool": "avg", "num_classes": 0},
+        {"pool": "mean"},
+    ),
+    "features": ({"num_classes": 0}, {}),
+    "no qkv bias": ({"qkv_bias": False}, {}),
+    "gray": ({"in_chans": 1}, {}),
+    "eps": ({"norm_layer": partial(nn.LayerNorm, eps=1e-2)}, {"eps": 1e-2}),
+    "tanh": (
+        {"act_layer": partial(nn.GELU, approximate="tanh")},
+        {"activation": "gelu_tanh"},
+    ),
 }
 
 
-@pytest.mark.parametrize("name", [*TIMM, *TIMM_MODULES])
+@pytest.mark.parametrize("name", TIMM)
 def test_timms_vision_transformers(name, tmp_path):
-    options = {**TIMM, **TIMM_MODULES}[name]
+    options, told = TIMM[name]
     theirs = drawn(timm_model(**options))
     x = images(options.get("img_size", 8), options.get("in_chans", 3))
-    models = [from_timm(theirs), saved(from_timm(theirs), tmp_path)]
-    if name in TIMM or name in TOLD:
-        models += [from_timm(theirs.state_dict(), heads=HEADS, **TOLD.get(name, {}))]
-    for ours in models:
+    state = theirs.state_dict()
+    for ours in (
+        from_timm(theirs),
+        saved(from_timm(theirs), tmp_path),
+        from_timm(state, **{**PLAIN, **told}),
+    ):
         assert_same(ours(x), theirs(x), x)
-    if name in TOLD:
-        untold = from_timm(theirs.state_dict(), heads=HEADS)
-        assert (untold(x) - theirs(x)).abs().max() > 1e-3
+    for setting in PLAIN:
+        with pytest.raises(TypeError, match=f"{setting} must be given with a state"):
+            from_timm(state, **{**PLAIN, **told, setting: None})
 
 
 def test_positions_resampled_by_timm_are_timms():
-    from timm.layers import resample_abs_pos_embed
-
-    theirs, x = drawn(timm_model(dynamic_img_size=True)), images(20)
-    state = theirs.state_dict()
-    table = resample_abs_pos_embed(state["pos_embed"], [5, 5])
-    ours = from_timm({**state, "pos_embed": table}, heads=HEADS)
-    assert_same(ours(x), theirs(x), x)
-    # Resampled here, with another cubic, they are others.
-    assert (from_timm(theirs)(x) - theirs(x)).abs().max() > 1e-10
+    theirs, x = drawn(timm_model()), images(20)
+    theirs.set_input_size((20, 20))
+    assert_same(from_timm(theirs)(x), theirs(x), x)
 
 
 HUGGINGFACE: dict[str, dict[str, Any]] = {
     "plain": {},
     "larger": {"image_size": 20},
+    "high": {"image_size": [16, 4]},
+    "oblong patches": {"image_size": [8, 6], "patch_size": [4, 3]},
     "no qkv bias": {"qkv_bias": False},
+    "eps": {"layer_norm_eps": 1e-2},
     "tanh": {"hidden_act": "gelu_new"},
 }
 
@@ -341,16 +360,22 @@ HUGGINGFACE: dict[str, dict[str, Any]] = {
 def test_hugging_faces_vision_transformers(options, tmp_path):
     x = images(options.get("image_size", 8))
     theirs = drawn(huggingface_vit(**options))
-    models = [from_huggingface(theirs), saved(from_huggingface(theirs), tmp_path)]
-    if "hidden_act" not in options:
-        models += [from_huggingface(theirs.state_dict(), heads=HEADS)]
-    for ours in models:
+    for ours in (
+        from_huggingface(theirs),
+        saved(from_huggingface(theirs), tmp_path),
+        from_huggingface(theirs.state_dict(), config=config_of(theirs)),
+    ):
         assert_same(ours(x), theirs(x).logits, x)
     theirs = drawn(huggingface_vit("ViTModel", **options))
     for ours in (from_huggingface(theirs), saved(from_huggingface(theirs), tmp_path)):
         wanted = theirs(x)
         assert_same(ours(x), wanted.pooler_output, x)
         assert_same(ours.encode(x), wanted.last_hidden_state, x)
+
+
+def config_of(module: Any) -> dict[str, Any]:
+    """Return a model's configuration as its config.json has it."""
+    return json.loads(module.config.to_json_string())
 
 
 def test_hugging_faces_vit_model_without_a_pooler():
@@ -380,27 +405,29 @@ def test_hugging_faces_older_names_are_known():
     for new, old in older.items():
         state = {name.replace(new, old): tensor for name, tensor in state.items()}
     assert "vit.encoder.layer.0.attention.attention.query.weight" in state
-    assert_same(from_huggingface(state, heads=HEADS)(x), theirs(x).logits, x)
+    found = from_huggingface(state, config=config_of(theirs))
+    assert_same(found(x), theirs(x).logits, x)
 
 
 # --- text ---------------------------------------------------------------------------
 
 
-def bert(**options: Any) -> nn.Module:
-    lengths = {"vocab_size": 31, "max_position_embeddings": 9}
-    config = huggingface().BertConfig(**HUGGINGFACE_SIZES, **lengths)
-    return quietly(lambda: huggingface().BertModel(config, **options))
+def bert(made: dict[str, Any] | None = None, kind: str = "Bert", **options: Any) -> Any:
+    lengths = {"vocab_size": 31, "max_position_embeddings": 12}
+    settings = {**HUGGINGFACE_SIZES, **lengths, **options}
+    model = getattr(huggingface(), f"{kind}Model")
+    return quietly(lambda: model(model.config_class(**settings), **(made or {})))
 
 
 @pytest.mark.parametrize("pooler", [True, False])
 def test_bert_gives_hugging_faces_hidden_states(pooler, tmp_path):
-    theirs = drawn(bert(add_pooling_layer=pooler))
+    theirs = drawn(bert({"add_pooling_layer": pooler}))
     tokens, segments = torch.randint(31, (2, 7)), torch.randint(2, (2, 7))
     real = padded(7)
     wanted = theirs(tokens, attention_mask=real.long(), token_type_ids=segments)
     for ours in (
         from_huggingface(theirs),
-        from_huggingface(theirs.state_dict(), heads=HEADS),
+        from_huggingface(theirs.state_dict(), config=config_of(theirs)),
         saved(from_huggingface(theirs), tmp_path),
     ):
         found = ours(tokens, padding_mask=real, segments=segments)
@@ -411,12 +438,41 @@ def test_bert_gives_hugging_faces_hidden_states(pooler, tmp_path):
             assert ours.pooler is None
 
 
+ROBERTAS = ("Roberta", "XLMRoberta", "Camembert")
+
+
+@pytest.mark.parametrize("kind", ROBERTAS)
+@pytest.mark.parametrize("padding", [1, 4])
+def test_a_roberta_is_a_bert_of_texts_that_are_padded_at_the_end(kind, padding):
+    options = {"pad_token_id": padding, "type_vocab_size": 1}
+    theirs = drawn(bert(kind=kind, **options))
+    state, config = theirs.state_dict(), config_of(theirs)
+    real = padded(12 - padding - 1)
+    tokens = torch.randint(5, 31, real.shape).masked_fill(~real, padding)
+    wanted = theirs(tokens, attention_mask=real.long()).last_hidden_state
+    for ours in (
+        from_huggingface(theirs, padded_at_end=True),
+        from_huggingface(state, config=config, padded_at_end=True),
+    ):
+        assert_same(ours(tokens, padding_mask=real)[real], wanted[real])
+        assert ours.config.max_length == 12 - padding - 1
+    # Where padding comes first, RoBERTa numbers the rest from the beginning.
+    first = from_huggingface(theirs, padded_at_end=True)
+    mirrored = {"input_ids": tokens.flip(1), "attention_mask": real.flip(1).long()}
+    found = first(tokens.flip(1), padding_mask=real.flip(1))
+    wanted = theirs(**mirrored).last_hidden_state
+    assert (found - wanted)[real.flip(1)].abs().max() > 1e-3
+    with pytest.raises(WeightsError, match="numbers the positions of real tokens only"):
+        from_huggingface(theirs)
+
+
 def test_berts_older_files_number_the_positions():
-    state, name = bert().state_dict(), "embeddings.position_ids"
-    older = from_huggingface({**state, name: torch.arange(9)[None]}, heads=HEADS)
-    assert_same_weights(older, from_huggingface(state, heads=HEADS))
+    theirs, name = bert(), "embeddings.position_ids"
+    state, config = theirs.state_dict(), config_of(theirs)
+    older = from_huggingface({**state, name: torch.arange(12)[None]}, config=config)
+    assert_same_weights(older, from_huggingface(state, config=config))
     with pytest.raises(WeightsError, match=f"unknown: {name}"):
-        from_huggingface({**state, name: torch.arange(9).flip(0)}, heads=HEADS)
+        from_huggingface({**state, name: torch.arange(12).flip(0)}, config=config)
 
 
 def test_minilms_real_weights_give_hugging_faces_states():
@@ -425,9 +481,8 @@ def test_minilms_real_weights_give_hugging_faces_states():
     theirs = quietly(lambda: transformers.BertModel.from_pretrained(folder)).eval()
     reader = quietly(lambda: transformers.AutoTokenizer.from_pretrained(folder))
     ours = from_huggingface(theirs)
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    told = {"heads": config["num_attention_heads"], "eps": config["layer_norm_eps"]}
-    assert_same_weights(ours, from_huggingface(folder / "model.safetensors", **told))
+    # The configuration is beside the file.
+    assert_same_weights(ours, from_huggingface(folder / "model.safetensors"))
     sentences = ["A cat sits on the mat.", "The bank raised its interest rates again."]
     batch = reader(sentences, padding=True, return_tensors="pt")
     real = batch["attention_mask"].bool()
@@ -451,14 +506,294 @@ def test_the_pages_sentences_of_one_meaning_are_closer_than_others():
     assert similarity[:2, 2:].abs().max() < 0.1
 
 
+# --- modules that compute something else --------------------------------------------
+
+
+class Doubling(nn.MultiheadAttention):
+    """Attention whose weights do not tell that its output is doubled."""
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        output, weights = super().forward(*args, **options)
+        return 2.0 * output, weights
+
+
+def res_post(block: str) -> nn.Module:
+    """Return timm's res-post-norm, as it starts: its norms have weights of 1e-5."""
+    timm = import_module("timm.models.vision_transformer")
+    named = type(block, (timm.ResPostBlock,), {})
+    return timm_model(block_fn=named, init_values=1e-5)
+
+
+def shuffling() -> nn.Module:
+    """Return a Hugging Face ViT whose tokens are shuffled on the way."""
+    theirs = huggingface_vit("ViTModel")
+    turn = theirs.layers[0].register_forward_hook
+    turn(
+        lambda module, inputs, output: torch.cat(
+            [output[:, :1], output[:, 1:].flip(1)], 1
+        )
+    )
+    return theirs
+
+
+def silent_heads() -> nn.Module:
+    """Return a torchvision ViT that adds a constant to its logits."""
+    theirs = torchvision_model()
+    theirs.heads.register_forward_hook(lambda module, inputs, output: output + 1.0)
+    return theirs
+
+
+def causal_bert() -> nn.Module:
+    """Return a BERT that became a decoder where its configuration does not say so."""
+    theirs = bert()
+    masks = theirs._create_attention_masks
+
+    def causal(**options: Any) -> Any:
+        theirs.config.is_decoder = True
+        try:
+            return masks(**options)
+        finally:
+            theirs.config.is_decoder = False
+
+    theirs._create_attention_masks = causal
+    return theirs
+
+
+DIFFERENT: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
+    "attention": (lambda: Doubling(DIM, HEADS), from_torch),
+    "res-post-norm": (lambda: res_post("Block"), from_timm),
+    "torchvision": (silent_heads, from_torchvision),
+    "ViT": (shuffling, from_huggingface),
+    "BERT": (causal_bert, from_huggingface),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, F64])
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_module_that_computes_something_else_is_refused_with_the_difference(
+    name, dtype
+):
+    make, convert = DIFFERENT[name]
+    with pytest.raises(WeightsError, match=r"up to [\d.e-]+, and .* differ by [\d.]+"):
+        convert(make().to(dtype))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "rpn": (lambda: from_timm(res_post("ResPostBlock")), "Block, .* got ResPostBlock"),
+    "rpn, told": (
+        lambda: from_timm(weights_of("timm"), **{**PLAIN, "norm": "res-post"}),
+        "norm must be 'pre', got 'res-post'",
+    ),
+    "registers": (lambda: timm(reg_tokens=2), "this one has register tokens"),
+    "layer scale": (lambda: timm(init_values=0.1), r"has layer scale \('ls1'\)"),
+    "maximum": (lambda: timm(global_pool="max"), "global_pool must be .* got 'max'"),
+    "prefix": (
+        lambda: timm(global_pool="avg", pool_include_prefix=True),
+        "pool_include_prefix must be False, got True: the mean must be",
+    ),
+    "dynamic": (
+        lambda: timm(dynamic_img_size=True),
+        "dynamic_img_size must be False, got True: it resamples positions",
+    ),
+    "class position": (lambda: timm(no_embed_class=True), "no_embed_class must be Fal"),
+    "class position, told": (
+        lambda: from_timm(timm_model(no_embed_class=True).state_dict(), **PLAIN),
+        "2×2 whole patches of 4×4, and .* 'pos_embed' has 3 positions of patches",
+    ),
+    "SiLU": (lambda: timm(act_layer=nn.SiLU), r"one of relu, .* got SiLU\(\)"),
+    "ReLU6": (lambda: timm(act_layer=nn.ReLU6), r"one of relu, .* got ReLU6\(\)"),
+    "PReLU": (lambda: timm(act_layer=nn.PReLU), r"got PReLU"),
+    "RMS": (lambda: timm(norm_layer=nn.RMSNorm), "be layer norms, got RMSNorm"),
+    "RMS, told": (
+        lambda: from_timm(timm_model(norm_layer=nn.RMSNorm).state_dict(), **PLAIN),
+        "norms without biases may be RMS norms, which only the module tells",
+    ),
+    "cut": (lambda: timm(img_size=10), "10×10 pixels has 2×2 whole patches of 4×4"),
+    "one layer": (lambda: two_activations(), r"one activation, got \['gelu', 'relu'\]"),
+    "silu": (
+        lambda: from_huggingface(huggingface_vit(hidden_act="silu")),
+        "hidden_act must be 'relu' or 'gelu' or .* got 'silu'",
+    ),
+    "clipped": (
+        lambda: from_huggingface(bert(hidden_act="gelu_10")),
+        "hidden_act must be 'relu' or .* got 'gelu_10'",
+    ),
+    "pooler": (
+        lambda: from_huggingface(huggingface_vit("ViTModel", pooler_act="relu")),
+        "pooler_act must be 'tanh', got 'relu'",
+    ),
+    "decoder": (
+        lambda: from_huggingface(bert(is_decoder=True)),
+        "is_decoder must be False, got True",
+    ),
+    "MAE": (
+        lambda: from_huggingface(huggingface_vit("ViTMAEModel")),
+        "model_type must be 'vit' or .* got 'vit_mae'",
+    ),
+    "added keys": (
+        lambda: from_torch(nn.MultiheadAttention(DIM, HEADS, add_zero_attn=True)),
+        "module must have neither add_bias_kv nor add_zero_attn",
+    ),
+    "eps": (
+        lambda: from_torch(norm_of_another_eps()),
+        r"one eps, .* \[1e-05, 0\.001\]",
+    ),
+    "dropout": (
+        lambda: from_torch(nn.MultiheadAttention(DIM, HEADS, dropout=1.0)),
+        r"dropout must be in \[0, 1\), got 1\.0",
+    ),
+    "meta": (
+        lambda: from_torch(nn.MultiheadAttention(DIM, HEADS, device="meta")),
+        "with their numbers in memory, got a tensor on meta",
+    ),
+    "heads": (
+        lambda: from_timm(weights_of("timm"), **{**PLAIN, "heads": 5}),
+        "dim must be divisible by heads, got dim 12 and 5 heads",
+    ),
+}
+
+
+def two_activations() -> VisionTransformer:
+    theirs = timm_model()
+    theirs.blocks[1].mlp.act = nn.ReLU()
+    return from_timm(theirs)
+
+
+def norm_of_another_eps() -> nn.Module:
+    layer, norm = nn.TransformerEncoderLayer(DIM, HEADS, 7), nn.LayerNorm(DIM, 1e-3)
+    return nn.TransformerEncoder(layer, 1, norm, enable_nested_tensor=False)
+
+
+def timm(**options: Any) -> VisionTransformer:
+    return from_timm(timm_model(**options))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_books_models_do_not_have_is_refused_by_name(name):
+    call, message = REFUSED[name]
+    with pytest.raises(WeightsError, match=message):
+        call()
+
+
+def test_the_comparison_leaves_no_trace(monkeypatch):
+    theirs = timm_model(drop_rate=0.5, attn_drop_rate=0.5)
+    theirs.train()
+    theirs.blocks[0].eval()
+    flags = [part.training for part in theirs.modules()]
+    state = {name: x.clone() for name, x in theirs.state_dict().items()}
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = from_timm(theirs)
+    assert torch.equal(torch.rand(3), wanted)
+    assert [part.training for part in theirs.modules()] == flags
+    assert True in flags
+    assert False in flags
+    assert torch.backends.mha.get_fastpath_enabled()
+    for name, x in theirs.state_dict().items():
+        assert torch.equal(x, state[name])
+    assert all(x.requires_grad and x.grad is None for x in theirs.parameters())
+    assert all(x.requires_grad and x.is_leaf for x in ours.parameters())
+    assert not ours.training
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_compared_in_single_precision(dtype):
+    theirs = drawn(timm_model(), dtype)
+    ours, x = from_timm(theirs), images().float()
+    assert {p.dtype for p in ours.parameters()} == {dtype}
+    assert_same(ours.double()(x.double()), theirs.double()(x.double()))
+
+
+def test_a_compiled_module_is_converted_as_it_was():
+    theirs = drawn(nn.MultiheadAttention(DIM, HEADS, batch_first=True))
+    ours, x = from_torch(torch.compile(theirs)), randn(2, 5, DIM)
+    assert_same(ours(x), theirs(x, x, x)[0], x)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_shared_layers_and_weights_are_converted_as_two(whole):
+    theirs = drawn(timm_model())
+    if whole:
+        theirs.blocks[1] = theirs.blocks[0]
+    else:
+        theirs.blocks[1].norm1.weight = theirs.blocks[0].norm2.weight
+        theirs.blocks[1].mlp.fc1.weight = theirs.blocks[0].mlp.fc1.weight
+    x = images()
+    wanted = theirs(x)
+    ours = from_timm(theirs)
+    assert torch.equal(theirs(x), wanted)
+    assert_same(ours(x), wanted, x)
+    assert ours.encoder.layers[0] is not ours.encoder.layers[1]
+
+
+def test_a_module_that_cannot_run_is_refused():
+    theirs = nn.MultiheadAttention(DIM, HEADS)
+
+    def fail(*_: Any) -> None:
+        raise KeyError("no \x1b[2J today")
+
+    theirs.register_forward_pre_hook(fail)
+    with pytest.raises(WeightsError, match=r"cannot be run on .*no .*x1b.* today"):
+        from_torch(theirs)
+
+
+@pytest.mark.unhooked
+def test_a_file_of_hugging_faces_needs_the_configuration_beside_it(tmp_path):
+    theirs, x = drawn(huggingface_vit(), torch.float32), images()
+    path, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    safetensors.torch.save_file(theirs.state_dict(), path)
+    told = config_of(theirs)
+    for written, complaint in (
+        (None, r"config\.json must be the model's configuration"),
+        ("[" * 100_000, r"config\.json must be the model's configuration"),
+        ("[1]", r"config\.json must be the model's configuration"),
+        (" " * 2**21, r"config\.json must be the model's configuration"),
+        ({}, "model_type must be 'vit' or .* got None"),
+        ({**told, "model_type": ["vit"]}, r"model_type must be .* got \['vit'\]"),
+        ({**told, "num_attention_heads": None}, "must tell num_attention_heads"),
+        ({**told, "num_attention_heads": 5}, "dim must be divisible by heads"),
+        ({**told, "num_attention_heads": "3"}, "heads must be a positive integer"),
+        ({**told, "layer_norm_eps": "x"}, "a Hugging Face ViT.*'>=' not supported"),
+        ({**told, "num_hidden_layers": 3}, "of num_hidden_layers 2, got 3"),
+        ({**told, "hidden_size": 24}, "of hidden_size 12, got 24"),
+        ({**told, "image_size": 16}, "4×4 whole patches of 4×4, .* has 4 positions"),
+        ({**told, "image_size": [4]}, "image_size must be one integer or two"),
+    ):
+        if written is not None:
+            text = written if isinstance(written, str) else json.dumps(written)
+            config.write_text(text, "utf-8")
+        with pytest.raises(WeightsError, match=complaint):
+            from_huggingface(path)
+    config.write_text(json.dumps(told), "utf-8")
+    found = from_huggingface(path).double()
+    assert_same(found(x), theirs.double()(x).logits, x)
+    assert_same_weights(found.float(), from_huggingface(path, config=config))
+
+
 # --- weights that are not those asked for -------------------------------------------
 
 
-CONVERTERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
-    "torchvision": (torchvision_model, from_torchvision),
-    "timm": (timm_model, from_timm),
-    "hugging face ViT": (huggingface_vit, from_huggingface),
-    "hugging face BERT": (bert, from_huggingface),
+def roberta() -> Any:
+    return bert(kind="Roberta", type_vocab_size=1)
+
+
+def by_config(make: Callable[[], Any]) -> Callable[..., Any]:
+    config = cache(lambda: config_of(make()))
+    return lambda x: from_huggingface(x, config=config(), padded_at_end=True)
+
+
+# How to make a model, and to convert its state dict or a file of it.
+CONVERTERS: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
+    "torchvision": (
+        torchvision_model,
+        lambda x: from_torchvision(x, heads=HEADS, eps=1e-6),
+    ),
+    "timm": (timm_model, lambda x: from_timm(x, **PLAIN)),
+    "hugging face ViT": (huggingface_vit, by_config(huggingface_vit)),
+    "hugging face BERT": (bert, by_config(bert)),
+    "hugging face RoBERTa": (roberta, by_config(roberta)),
 }
 
 
@@ -469,12 +804,11 @@ def weights_of(name: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", CONVERTERS)
 def test_a_wrong_tensor_is_named(name):
-    state, convert = weights_of(name), partial(CONVERTERS[name][1], heads=HEADS)
+    state, convert = weights_of(name), CONVERTERS[name][1]
     last = [key for key in state if key.endswith("bias")][-1]
     more = {f"extra.{i}": torch.zeros(2) for i in range(40)}
-    with pytest.raises(WeightsError) as raised:
+    with pytest.raises(WeightsError, match=r"unknown: extra\.0, .* and 28 more\."):
         convert({**state, **more})
-    assert all(key in str(raised.value).partition("unknown: ")[2] for key in more)
     with pytest.raises(WeightsError, match=f"missing: {last}"):
         convert({key: x for key, x in state.items() if key != last})
     with pytest.raises(WeightsError, match=rf"shape or type: {last} \(99,\), wanted"):
@@ -482,46 +816,130 @@ def test_a_wrong_tensor_is_named(name):
     for other in (torch.int8, torch.complex64, torch.float8_e4m3fn):
         with pytest.raises(WeightsError, match=f"{last} {other}, wanted floating"):
             convert({**state, last: state[last].to(other)})
+    for number in (torch.nan, -torch.inf):
+        broken = {**state, last: torch.full_like(state[last], number)}
+        with pytest.raises(WeightsError, match=f"{last} holds NaN or infinity"):
+            convert(broken)
 
 
 @pytest.mark.parametrize("name", CONVERTERS)
 def test_weights_of_something_else_are_refused(name):
     convert = CONVERTERS[name][1]
-    with pytest.raises(WeightsError, match=r"must be of .*they hold weight, bias"):
-        convert(nn.Linear(2, 3).state_dict(), heads=HEADS)
-    for other in CONVERTERS:
-        if CONVERTERS[other][1] is not convert:
-            with pytest.raises(WeightsError, match="weights must be"):
-                convert(weights_of(other), heads=HEADS)
+    with pytest.raises(WeightsError, match=r"must be a.* but weight, bias"):
+        convert(nn.Linear(2, 3).state_dict())
+    # A BERT and a RoBERTa have the same names: configurations tell them apart.
+    same = {"hugging face BERT", "hugging face RoBERTa"}
+    for other in CONVERTERS.keys() - {name} - (same if name in same else set()):
+        with pytest.raises(WeightsError, match="must be"):
+            convert(weights_of(other))
 
 
 @pytest.mark.parametrize("name", CONVERTERS)
 def test_a_file_gives_what_its_state_dict_gives(name, tmp_path):
-    state, convert = weights_of(name), partial(CONVERTERS[name][1], heads=HEADS)
+    state, convert = weights_of(name), CONVERTERS[name][1]
     path = tmp_path / "weights.safetensors"
     safetensors.torch.save_file(state, path)
     found = convert(path)
     assert_same_weights(found, convert(state))
     assert not found.training
     parameters = [x.numel() for x in found.parameters() if x.requires_grad]
-    assert sum(parameters) == sum(x.numel() for x in state.values())
+    unused = 2 * DIM if "RoBERTa" in name else 0
+    assert sum(parameters) + unused == sum(x.numel() for x in state.values())
+
+
+def test_tensors_without_numbers_in_memory_are_refused():
+    state, name = weights_of("timm"), "head.bias"
+    for x, kind in (
+        (state[name].to("meta"), "a tensor on meta"),
+        (state[name].to_sparse(), r"layout torch\.sparse_coo"),
+        (nn.UninitializedParameter(), "UninitializedParameter"),
+        ([1.0], "list"),
+    ):
+        with pytest.raises(WeightsError, match=f"dense tensors .*{kind}.* 'head.bias'"):
+            from_timm({**state, name: x}, **PLAIN)
 
 
 def test_sizes_are_read_from_tensors_of_the_right_axes_and_take_no_memory():
     state, kernel = weights_of("timm"), "patch_embed.proj.weight"
     moved = {name.replace("s.1.", "s.999999999."): x for name, x in state.items()}
-    with pytest.raises(WeightsError, match=r"hold blocks\.0 and so on; they hold"):
-        from_timm(moved, heads=HEADS)
+    with pytest.raises(WeightsError, match=r"hold no blocks\.0 and so on, but cls"):
+        from_timm(moved, **PLAIN)
     for changed, complaint in (
         ({kernel: torch.zeros(DIM, 48)}, r"must have 4 axes.* got shape \(12, 48\)"),
         ({kernel: torch.zeros(0, 3, 4, 4)}, "none of them empty"),
-        ({"pos_embed": torch.zeros(1, 7, DIM)}, "a square grid .*got 6 of them"),
-        ({"pos_embed": torch.zeros(1, 1, DIM)}, "a square grid .*got 0 of them"),
+        ({"pos_embed": torch.zeros(1, 7, DIM)}, "whole patches .*has 6 positions"),
+        ({"pos_embed": torch.zeros(1, 1, DIM)}, "whole patches .*has 0 positions"),
         # Its square is 36 TB of numbers.
         ({kernel: torch.zeros(1).expand(3_000_000, 3, 4, 4)}, r"wanted \(3000000,"),
     ):
         with pytest.raises(WeightsError, match=complaint):
-            from_timm({**state, **changed}, heads=HEADS)
+            from_timm({**state, **changed}, **PLAIN)
+
+
+@pytest.fixture
+def built(monkeypatch) -> list[object]:
+    """Collect the layers that are built."""
+    found: list[object] = []
+    make = EncoderLayer.__init__
+
+    def count(self: EncoderLayer, *args: Any, **options: Any) -> None:
+        found.append(self)
+        make(self, *args, **options)
+
+    monkeypatch.setattr(EncoderLayer, "__init__", count)
+    return found
+
+
+def test_many_layers_that_are_not_there_are_not_built(built, tmp_path):
+    path, count = tmp_path / "w.safetensors", 20_000
+    empty = {f"x{i}": torch.zeros(0) for i in range(count + 1)}
+    safetensors.torch.save_file(empty, path, header(depth=count))
+    with pytest.raises(WeightsError, match="are 20001 tensors for 20000 layers"):
+        load_model(path)
+    assert len(built) == 2
+    state = weights_of("timm")
+    state = {**state, **{f"blocks.{i}.x": torch.zeros(0) for i in range(count)}}
+    with pytest.raises(WeightsError, match="are 20032 tensors for 20000 layers"):
+        from_timm(state, **PLAIN)
+    assert len(built) == 4
+    # One layer too many is named.
+    state = {**weights_of("timm"), "blocks.2.x": torch.zeros(0)}
+    with pytest.raises(WeightsError, match=r"missing: blocks\.2\..*; unknown: blocks"):
+        from_timm(state, **PLAIN)
+    assert len(built) == 6
+
+
+def test_a_file_of_too_many_tensors_or_too_long_a_header_is_refused(tmp_path):
+    path = tmp_path / "w.safetensors"
+    safetensors.torch.save_file({f"{i}": torch.zeros(0) for i in range(50_001)}, path)
+    with pytest.raises(WeightsError, match="at most 50000 tensors, got 50001"):
+        read_weights(path)
+    metadata = {"x": "y" * 2**23}
+    safetensors.torch.save_file({"w": torch.zeros(2)}, path, metadata)
+    with pytest.raises(
+        WeightsError, match="its header must take at most 8388608 bytes"
+    ):
+        read_weights(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["\x1b[2J\x1b]0;x\x07", "a\nb", "\u202egnp", "z" * 10**6]
+)
+def test_errors_print_names_of_strangers_safely(name, tmp_path):
+    state, path = weights_of("timm"), tmp_path / "w.safetensors"
+    safetensors.torch.save_file({name: torch.zeros(2)}, path, header({"model": name}))
+    calls = (
+        lambda: from_timm({**state, name: torch.zeros(2)}, **PLAIN),
+        lambda: from_timm({name: torch.zeros(2)}, **PLAIN),
+        lambda: from_timm({name: [1.0]}, **PLAIN),
+        lambda: from_huggingface(state, config={"model_type": name}),
+        lambda: load_model(path),
+    )
+    for call in calls:
+        with pytest.raises(WeightsError) as raised:
+            call()
+        assert str(raised.value).isprintable()
+        assert len(str(raised.value)) < 800
 
 
 class WritesAFile:
@@ -556,6 +974,13 @@ def test_a_damaged_mislabeled_or_absent_file_is_refused(tmp_path):
     for name in ("zip.safetensors", "none.safetensors"):
         with pytest.raises(WeightsError, match=f"{name} cannot be read"):
             read_weights(tmp_path / name)
+    unknown = json.dumps(
+        {"w": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}
+    )
+    content = len(unknown).to_bytes(8, "little") + unknown.encode() + bytes(3)
+    (tmp_path / "w.safetensors").write_bytes(content)
+    with pytest.raises(WeightsError, match=r"cannot be read .*F6_E2M3"):
+        read_weights(tmp_path / "w.safetensors")
     (tmp_path / "w.safetensors").write_bytes(whole)
     assert read_weights(tmp_path / "w.safetensors")["w"].shape == (50, 3)
 
@@ -595,6 +1020,18 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "Decoder": lambda: Decoder(DIM, HEADS, HIDDEN, 2, activation="gelu"),
     "EncoderLayer": lambda: EncoderLayer(DIM, HEADS, HIDDEN, eps=1e-3),
     "DecoderLayer": lambda: DecoderLayer(DIM, HEADS, HIDDEN, bias=("value", "norm")),
+    "attention": lambda: MultiHeadAttention(DIM, HEADS, dropout=0.1),
+    "attention, widths": lambda: MultiHeadAttention(
+        DIM,
+        HEADS,
+        context_dim=7,
+        values_dim=5,
+        head_dim=3,
+        value_head_dim=2,
+        output_dim=11,
+        bias=("value", "query"),
+        scale=math.inf,
+    ),
 }
 
 
@@ -607,6 +1044,8 @@ def inputs_of(model: nn.Module) -> tuple[Tensor, ...]:
     if isinstance(model, Transformer | Seq2Seq):
         return source, target
     x, memory = randn(2, 5, DIM), randn(2, 7, DIM)
+    if isinstance(model, MultiHeadAttention):
+        return x, memory[..., : model.context_dim], memory[..., : model.values_dim]
     return (x,) if isinstance(model, Encoder | EncoderLayer) else (x, memory)
 
 
@@ -631,7 +1070,7 @@ def test_a_saved_model_is_the_same_model(name, tmp_path):
     assert list(path.parent.iterdir()) == [path]
     outputs(loaded.train(), inputs).sum().backward()
     with pytest.raises(FrozenInstanceError):
-        model.config.depth = 7
+        model.config.dim = 7
 
 
 def test_a_fine_tuned_head_is_saved(tmp_path):
@@ -649,13 +1088,18 @@ def test_what_settings_do_not_describe_is_not_saved(tmp_path):
         setattr(model, part, new)
         return model
 
-    for model in (
-        replaced("ViT", "head", nn.Tanh()),
-        replaced("ViT", "head", nn.Linear(DIM, 5)),
-        replaced("Bert", "dropout", nn.Identity()),
-        replaced("Transformer, two vocabularies", "output_proj", nn.Embedding(11, DIM)),
+    other = nn.Embedding(11, DIM)
+    for model, complaint in (
+        (replaced("ViT", "head", nn.Tanh()), r"replaced: head\. .* with reset_head\("),
+        (replaced("ViT", "head", nn.Linear(DIM, 5)), r"head\. .* with reset_head\("),
+        (replaced("Bert", "dropout", nn.Identity()), r"some were replaced: dropout\.$"),
+        (replaced("Transformer, two vocabularies", "output_proj", other), "output_pro"),
+        (
+            replaced("Bert", "pooler", nn.Linear(DIM, DIM).half()),
+            r"pooler\.weight .*16",
+        ),
     ):
-        with pytest.raises(ValueError, match="must be those that its config describes"):
+        with pytest.raises(ValueError, match=complaint):
             save_model(model, path)
     tied: Any = MODELS["Transformer, two vocabularies"]()
     tied.output_proj.weight = tied.embedding.weight
@@ -681,12 +1125,15 @@ def header(changes: dict[str, Any] | None = None, **config: Any) -> dict[str, st
         (header({"format": 3}), "must be of format 2, .*got 3"),
         (header({"model": "os.system"}), r"one of VisionTransformer.*got 'os\.system'"),
         (header({"model": ["Bert"]}), r"one of VisionTransformer.*got \['Bert'\]"),
-        (header({"config": 3}), "does not describe a model"),
+        (header({"config": 3}), "must be a file that save_model wrote"),
         (header({"config": {"dim": 3}}), "does not describe a model"),
         (header(vocab_size=2**62), "does not describe a model"),
         (header(vocab_size=2**40), r"differ in token_embedding"),
         (header(vocab_size=2**40, device="cpu"), r"differ in token_embedding"),
         (header(depth=10**12), "there are 39 tensors for 1000000000000 layers"),
+        (header(depth=2.5), "does not describe a model"),
+        (header(depth="2"), "does not describe a model"),
+        (header(nonsense="\x1b[2J"), r"has no argument 'nonsense'"),
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(tmp_path, found, complaint):
@@ -697,9 +1144,14 @@ def test_a_header_that_does_not_fit_is_refused(tmp_path, found, complaint):
     with pytest.raises(WeightsError, match=complaint):
         load_model(path)
     integers = {name: x.char() for name, x in tensors.items()}
-    safetensors.torch.save_file(integers, path, header())
-    with pytest.raises(WeightsError, match=r"floating-point numbers, got .*int8"):
-        load_model(path)
+    mixed = {**tensors, "norm.bias": tensors["norm.bias"].double()}
+    for changed, got in (
+        (integers, r"\w+ torch\.int8"),
+        (mixed, r"norm\.bias torch\.fl"),
+    ):
+        safetensors.torch.save_file(changed, path, header())
+        with pytest.raises(WeightsError, match=f"of one dtype, got .*{got}"):
+            load_model(path)
 
 
 def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
@@ -734,15 +1186,6 @@ def stack_of_identities() -> Encoder:
     return stack
 
 
-def norm_of_another_eps() -> nn.Module:
-    layer, norm = nn.TransformerEncoderLayer(DIM, HEADS, 7), nn.LayerNorm(DIM, 1e-3)
-    return nn.TransformerEncoder(layer, 1, norm, enable_nested_tensor=False)
-
-
-def timm(**options: Any) -> VisionTransformer:
-    return from_timm(timm_model(**options))
-
-
 def attention(**options: Any) -> MultiHeadAttention:
     return MultiHeadAttention(DIM, HEADS, **options)
 
@@ -755,9 +1198,29 @@ ENCODERS: Any = (Encoder(DIM, 3, 7, 1), Encoder(DIM, 3, 7, 1))
 @bad_calls(
     ("a module", lambda: read_weights(LINEAR), TypeError, "a state dict … got Linear"),
     ("list", lambda: read_weights({"w": [1.0]}), WeightsError, "got list for 'w'"),
-    ("number", lambda: read_weights({3: torch.ones(2)}), WeightsError, "Tensor for 3"),
-    ("heads", lambda: from_timm(weights_of("timm")), TypeError, "must be given with"),
-    ("ViT", lambda: from_torchvision(LINEAR), WeightsError, "a torchvision … got L"),
+    ("number", lambda: read_weights({3: torch.ones(2)}), WeightsError, "float32 for 3"),
+    ("settings", lambda: from_timm(weights_of("timm")), TypeError, "heads, eps, a"),
+    ("heads", lambda: from_torchvision({}, eps=1e-6), TypeError, "heads must be given"),
+    (
+        "eps",
+        lambda: from_timm(timm_model(), eps=1e-6),
+        TypeError,
+        "eps must not be giv",
+    ),
+    ("config", lambda: from_huggingface({}), TypeError, "config must be given with a"),
+    (
+        "two",
+        lambda: from_huggingface(bert(), config={}),
+        TypeError,
+        "must not be given",
+    ),
+    (
+        "ViT",
+        lambda: from_torchvision(LINEAR),
+        WeightsError,
+        "a torchvision … got Linear",
+    ),
+    ("BERT", lambda: from_huggingface(LINEAR), WeightsError, "a Hugging … got Linear"),
     ("from", lambda: from_torch(LINEAR), TypeError, "MultiheadAttention, … got Linear"),
     ("to", lambda: to_torch(LINEAR), TypeError, "module must be attention, a … got L"),
     ("identities", lambda: to_torch(stack_of_identities()), TypeError, "got Identity"),
@@ -766,24 +1229,187 @@ ENCODERS: Any = (Encoder(DIM, 3, 7, 1), Encoder(DIM, 3, 7, 1))
     ("beta", lambda: to_torch(attention(scale=2.0)), ValueError, "and scale 2.0"),
     ("linear", lambda: save_model(LINEAR, "w.safetensors"), TypeError, "… got Linear"),
     ("suffix", lambda: save_model(MODELS["Bert"](), "w.pt"), ValueError, "must end"),
-    ("pickle", lambda: from_timm("w.bin", heads=3), WeightsError, "can run code"),
-    ("registers", lambda: timm(reg_tokens=2), WeightsError, "with register tokens"),
-    ("scale", lambda: timm(init_values=0.1), WeightsError, "('blocks.0.ls1.gamma')"),
-    ("max", lambda: timm(global_pool="max", class_token=False), ValueError, "'max'"),
-    ("SiLU", lambda: timm(act_layer=nn.SiLU), ValueError, "activation … got SiLU()"),
-    ("norm", lambda: from_torch(norm_of_another_eps()), ValueError, "1e-05, got 0.001"),
-    (
-        "another activation of Hugging Face's",
-        lambda: from_huggingface(huggingface_vit(hidden_act="silu")),
-        ValueError,
-        "hidden_act must be one of ('relu', 'gelu', … got 'silu'",
-    ),
-    (
-        "keys that PyTorch adds",
-        lambda: from_torch(nn.MultiheadAttention(DIM, HEADS, add_zero_attn=True)),
-        ValueError,
-        "module must have neither add_bias_kv nor add_zero_attn",
-    ),
+    ("pickle", lambda: from_timm("w.bin", **PLAIN), WeightsError, "can run code"),
 )
 def test_malformed_calls_get_clear_errors(call, error, message):
     assert_refused(call, error, message)
+
+
+# --- cases drawn at random ----------------------------------------------------------
+
+
+FUZZ = int(os.environ.get("FUZZ", "1"))
+
+
+def mutated(state: dict[str, Tensor], chosen: random.Random) -> dict[str, Tensor]:
+    """Change some names, shapes, dtypes or numbers of a state dict, or none."""
+    names = chosen.sample(list(state), chosen.choice([0, 1, 1, 1, 2, 5]))
+    originals, state = state, {k: x for k, x in state.items() if k not in names}
+    for name in names:
+        x = originals[name]
+        match chosen.randrange(11):
+            case 0:
+                continue
+            case 1:
+                at = chosen.randrange(len(name))
+                name = (
+                    name[:at]
+                    + chosen.choice(["", ".", "0", "\x1b", "é"])
+                    + name[at + 1 :]
+                )
+            case 2:
+                name = name.replace("0", chosen.choice(["1", "2", "00", "-1", "٣"]))
+            case 3:
+                state[chosen.choice(["x", f"{name}.x", name.upper(), ""])] = x
+            case 4:
+                x = x[chosen.choice([slice(1, None), slice(0, 0), None])]
+            case 5:
+                x = torch.cat([x, x], dim=chosen.randrange(x.dim()))
+            case 6:
+                x = x.transpose(0, -1) if chosen.random() < 0.5 else x.flatten()
+            case 7:
+                kinds = (torch.float16, torch.bfloat16, F64, torch.int64, torch.bool)
+                x = x.to(chosen.choice(kinds))
+            case 8:
+                x = x.masked_fill(
+                    torch.rand(x.shape) < 0.1, chosen.choice([torch.nan, torch.inf])
+                )
+            case 9:
+                x = chosen.choice([x.to("meta"), x.to_sparse(), x[None], x.sum(), None])
+            case 10:
+                x = x.roll(1, 0) + chosen.choice([0.0, 1.0])
+        state[name] = x
+    return state
+
+
+def output_of(model: Any, name: str) -> Tensor:
+    """Run a model on an image, or on two texts."""
+    texts = name.endswith(("BERT", "RoBERTa"))
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(5, 31, (2, 7), generator=generator)
+    pixels = torch.randn(2, 3, 8, 8, generator=generator, dtype=F64)
+    found = model.double()(tokens if texts else pixels)
+    return getattr(found, "logits", getattr(found, "last_hidden_state", found))
+
+
+@pytest.mark.fuzz
+@pytest.mark.unhooked
+@pytest.mark.parametrize("name", CONVERTERS)
+def test_a_mutated_state_dict_is_refused_or_is_the_model_it_says(name):
+    make, convert = CONVERTERS[name][0], CONVERTERS[name][1]
+    state, theirs = weights_of(name), make().double().eval()
+    chosen, accepted = random.Random(FUZZ), 0
+    for _ in range(60 * FUZZ):
+        found = mutated(state, chosen)
+        try:
+            ours = convert(found)
+        except WeightsError:
+            continue
+        accepted += 1
+        theirs.load_state_dict(found)
+        assert_same(output_of(ours, name), output_of(theirs, name))
+    assert 0 < accepted < 30 * FUZZ
+
+
+def altered(module: nn.Module, chosen: random.Random) -> nn.Module:
+    """Change something in a copy of a module that its weights do not show."""
+    module = copy.deepcopy(module)
+    names = [name for name, _ in module.named_modules() if name]
+    name = chosen.choice(names)
+    part: Any = module.get_submodule(name)
+    weightless = not list(part.parameters())
+
+    def scale(_: nn.Module, inputs: Any, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return 1.01 * output
+        return (1.01 * output[0], *output[1:]) if isinstance(output, tuple) else output
+
+    if weightless and chosen.random() < 0.8:
+        others = (nn.Identity(), nn.Tanh(), nn.ReLU(), nn.ReLU6(), nn.GELU())
+        module.set_submodule(name, chosen.choice(others))
+    elif hasattr(part, "eps") and chosen.random() < 0.8:
+        part.eps = chosen.choice([1e-3, 0.0])
+    elif hasattr(part, "num_heads") and chosen.random() < 0.8:
+        part.num_heads = chosen.choice([1, 2, 5])
+    else:
+        part.register_forward_hook(scale)
+    return module
+
+
+@pytest.mark.fuzz
+@pytest.mark.unhooked
+@pytest.mark.parametrize("name", CONVERTERS)
+def test_an_altered_module_is_refused_or_computes_the_same(name):
+    theirs, chosen = drawn(CONVERTERS[name][0]()), random.Random(FUZZ)
+    convert = {"torchvision": from_torchvision, "timm": from_timm}.get(
+        name, partial(from_huggingface, padded_at_end=True)
+    )
+    refused = []
+    for _ in range(10 * FUZZ):
+        other = altered(theirs, chosen)
+        try:
+            ours = convert(other)
+        except WeightsError as error:
+            refused.append(str(error))
+            continue
+        # To scale what a norm follows changes next to nothing.
+        found, wanted = output_of(ours, name), output_of(other, name)
+        assert (found - wanted).abs().max() <= 1e-6
+    assert any("differ by" in message for message in refused)
+
+
+# --- all models of the other libraries ----------------------------------------------
+
+
+ROOT = Path(__file__).parents[2]
+RECORD = ROOT / "benchmarks/records/conversions.json"
+SOME = (
+    "vit_tiny_patch16_224",
+    "vit_tiny_patch16_224, image 256×64",
+    "vit_tiny_patch16_224, dynamic_img_size",
+    "vit_tiny_patch16_224, ReLU6",
+    "vit_base_patch16_rpn_224",
+    "deit_tiny_distilled_patch16_224",
+    "vit_b_32",
+    "RMS norm",
+    "ViTModel, image 32×8",
+    "ViTModel, pooler_act relu",
+    "ViTMAEModel",
+    "BertModel, gelu_new",
+    "BertModel, is_decoder",
+    "RobertaModel",
+    "RobertaModel, padded_at_end",
+)
+
+
+@pytest.fixture
+def conversions(monkeypatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return import_module("conversions")
+
+
+def test_the_record_of_all_models_has_no_crash_and_no_silent_difference(conversions):
+    record = json.loads(RECORD.read_text("utf-8"))
+    rows = record["rows"]
+    assert not [row for row in rows if "not built" in row]
+    for way in ("module", "state dict"):
+        outcomes = Counter(row[way]["outcome"] for row in rows)
+        assert set(outcomes) == {"equal", "refused"}
+        assert min(outcomes.values()) > 50
+        reasons = [row[way].get("reason", "equal") for row in rows]
+        assert all(0 < len(reason) < 80 for reason in reasons)
+    assert [row["name"] for row in rows if row["name"] in SOME] == list(SOME)
+    assert sum(row["group"] == "timm" for row in rows) > 250
+    assert RECORD.with_suffix(".md").read_text("utf-8") == conversions.table(record)
+
+
+@pytest.mark.unhooked
+def test_some_of_the_models_convert_as_the_record_says(conversions):
+    cases = [case for case in quietly(conversions.all_cases) if case.name in SOME]
+    recorded = json.loads(RECORD.read_text("utf-8"))["rows"]
+    wanted = {row["name"]: row for row in recorded}
+    assert len(cases) == len(SOME)
+    for row in conversions.run(cases):
+        for way in ("module", "state dict"):
+            found, told = row[way], wanted[row["name"]][way]
+            assert {**found, "difference": 0} == {**told, "difference": 0}

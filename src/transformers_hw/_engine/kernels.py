@@ -60,9 +60,9 @@ def scale_gaps(
 
 
 def level(bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return the bias, -inf where hidden, with rows that lie far from zero shifted to it.
+    """Return the bias, -inf where hidden, with rows far from zero shifted to it.
 
-    Softmax does not see the shift; without it, a row of -1e5 would cost the scores their
+    Softmax ignores the shift; without it, a row of -1e5 would cost the scores their
     digits in float32. Rows that swallow the scores even in float64 stay as they are.
     """
     bias = hide(bias.to(torch.promote_types(bias.dtype, dtype)), mask)

@@ -344,12 +344,13 @@ def _of_ours(model: VisionTransformer) -> _Parts:
         )
     proj = model.patch_embedding.proj
     layers = []
+    layer: Any
     for layer in model.encoder.layers:
         heads, network = layer.attention, layer.feed_forward
         weights = (heads.query_proj, heads.key_proj, heads.value_proj)
         weights += (heads.output_proj, network.hidden_proj, network.output_proj)
-        views = (x.weight.data for x in weights)  # type: ignore[union-attr]
-        layers.append(_Layer(layer.attention_norm, *views))  # type: ignore[arg-type]
+        views = (x.weight.data for x in weights)
+        layers.append(_Layer(layer.attention_norm, *views))
     others = [
         x.data for x in (model.class_token, model.class_position) if x is not None
     ]

@@ -155,7 +155,7 @@ def plot_runs(
     values = numpy.asarray(runs)
     low, high = values.min(axis=0), values.max(axis=0)
     axes.fill_between(numpy.asarray(x), low, high, color=color, alpha=0.2, linewidth=0)
-    (line,) = axes.plot(x, values.mean(axis=0), color=color, **style)
+    (line,) = axes.plot(numpy.asarray(x), values.mean(axis=0), color=color, **style)
     return line
 
 
