@@ -197,8 +197,7 @@ def test_causal_mask_by_its_definition(queries, keys):
 
 def test_masks_are_made_where_they_are_needed():
     assert causal_mask(3, 5, device="meta").is_meta
-    assert padding_mask(torch.ones(3, dtype=torch.int64, device="meta"), 5).is_meta
-    query, key = torch.zeros(2, 3, 7, device="meta"), torch.zeros(2, 5, 7, device="meta")
+    query, key = (torch.zeros(2, n, 7, device="meta") for n in (3, 5))
     for return_weights in (False, True):
         found = dot_product_attention(
             query, key, key, causal=True, return_weights=return_weights
@@ -212,6 +211,7 @@ def test_padding_mask_by_its_definition():
     assert mask.int().tolist() == expected
     assert padding_mask(torch.tensor([2, 3])).shape == (2, 3)
     assert padding_mask(torch.zeros(0, dtype=torch.int64), 3).shape == (0, 3)
+    assert padding_mask(torch.zeros(0, dtype=torch.int64)).shape == (0, 0)
 
 
 # The formula, and what beta does

@@ -552,6 +552,14 @@ def test_padding_hides_even_nan_and_infinity():
                     assert torch.equal(a, b)
 
 
+def test_the_config_names_the_projections_with_biases():
+    for bias in (("value", "query"), True, False):
+        layer = MultiHeadAttention(12, H, bias=bias)
+        projections = ("query", "key", "value", "output")
+        found = [x for x in projections if getattr(layer, f"{x}_proj").bias is not None]
+        assert layer.config.bias == tuple(found)
+
+
 def test_repr_shows_the_heads():
     shown = repr(MultiHeadAttention(12, H, scale=2.0))
     assert "12, heads=3" in shown
@@ -584,6 +592,10 @@ LAYER, X = MultiHeadAttention(12, 3), torch.zeros(2, 5, 12)
      ValueError, "dim must be divisible by heads, got dim 12 and 5 heads; head_dim"),
     ("half a head", lambda: MultiHeadAttention(12, 2.5),
      ValueError, "heads must be a positive integer, got 2.5."),
+    ("no heads of a given width", lambda: MultiHeadAttention(12, 0, head_dim=4),
+     ValueError, "heads must be a positive integer, got 0."),
+    ("a negative scale", lambda: MultiHeadAttention(12, 3, scale=-1.0),
+     ValueError, "scale must be zero or greater, got -1.0."),
     ("PyTorch's names", lambda: MultiHeadAttention(embed_dim=12, num_heads=3),
      TypeError, "MultiHeadAttention() has no argument 'embed_dim'; … mean 'dim'?"),
     ("a bias of no projection", lambda: MultiHeadAttention(12, 3, bias=("keys",)),

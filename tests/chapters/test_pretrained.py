@@ -606,7 +606,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "RMS": (lambda: timm(norm_layer=nn.RMSNorm), "be layer norms, got RMSNorm"),
     "RMS, told": (
         lambda: from_timm(timm_model(norm_layer=nn.RMSNorm).state_dict(), **PLAIN),
-        "norms without biases may be RMS norms, which only the module tells",
+        r"no blocks\.0\.norm1\.bias: this may be an RMS norm, which only the module",
     ),
     "cut": (lambda: timm(img_size=10), "10×10 pixels has 2×2 whole patches of 4×4"),
     "one layer": (lambda: two_activations(), r"one activation, got \['gelu', 'relu'\]"),
