@@ -1362,7 +1362,6 @@ def test_an_altered_module_is_refused_or_computes_the_same(name):
 
 
 ROOT = Path(__file__).parents[2]
-RECORD = ROOT / "benchmarks/records/conversions.json"
 SOME = (
     "vit_tiny_patch16_224",
     "vit_tiny_patch16_224, image 256×64",
@@ -1388,28 +1387,13 @@ def conversions(monkeypatch) -> Any:
     return import_module("conversions")
 
 
-def test_the_record_of_all_models_has_no_crash_and_no_silent_difference(conversions):
-    record = json.loads(RECORD.read_text("utf-8"))
-    rows = record["rows"]
-    assert not [row for row in rows if "not built" in row]
-    for way in ("module", "state dict"):
-        outcomes = Counter(row[way]["outcome"] for row in rows)
-        assert set(outcomes) == {"equal", "refused"}
-        assert min(outcomes.values()) > 50
-        reasons = [row[way].get("reason", "equal") for row in rows]
-        assert all(0 < len(reason) < 80 for reason in reasons)
-    assert [row["name"] for row in rows if row["name"] in SOME] == list(SOME)
-    assert sum(row["group"] == "timm" for row in rows) > 250
-    assert RECORD.with_suffix(".md").read_text("utf-8") == conversions.table(record)
-
-
 @pytest.mark.unhooked
-def test_some_of_the_models_convert_as_the_record_says(conversions):
+def test_models_of_other_libraries_convert_equal_or_are_refused(conversions):
     cases = [case for case in quietly(conversions.all_cases) if case.name in SOME]
-    recorded = json.loads(RECORD.read_text("utf-8"))["rows"]
-    wanted = {row["name"]: row for row in recorded}
     assert len(cases) == len(SOME)
-    for row in conversions.run(cases):
-        for way in ("module", "state dict"):
-            found, told = row[way], wanted[row["name"]][way]
-            assert {**found, "difference": 0} == {**told, "difference": 0}
+    outcomes = {
+        row[way]["outcome"]
+        for row in conversions.run(cases)
+        for way in ("module", "state dict")
+    }
+    assert outcomes == {"equal", "refused"}
