@@ -47,7 +47,7 @@ WAYS = ("module", "state dict")
 TIMM = ("vit_*", "deit*", "beit*", "eva*")
 # What refusals have in common, by what their messages say.
 REASONS = {
-    r"norms must be layer norms|may be RMS norms": "other norms than layer norms",
+    r"norms must be layer norms|may be an RMS norm": "other norms than layer norms",
     r"this one has (.*) \(": r"\1",
     r"layers must be timm's Block.* got (\w+)": r"layers of type \1",
     r"(\w+ must be False), got True": r"\1",
@@ -95,9 +95,9 @@ class NotInitialized(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Leave a tensor that is to be filled as it is."""
-        if func in (Tensor.normal_, Tensor.uniform_, Tensor.erfinv_):
-            return args[0]
+        """Fill a tensor with zeros instead of random numbers."""
+        if func in (Tensor.normal_, Tensor.uniform_):
+            return args[0].zero_()
         return func(*args, **(kwargs or {}))
 
 

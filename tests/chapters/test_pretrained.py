@@ -10,7 +10,6 @@ import random
 import sys
 import warnings
 import zipfile
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from functools import cache, partial

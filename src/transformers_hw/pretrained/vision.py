@@ -214,12 +214,6 @@ def from_timm(
     size = settings.pop("image_size")
     if settings["norm"] != "pre":
         raise conversion.other(f"norm must be 'pre', got {settings['norm']!r}")
-    norms = [name for name in tensors if name.endswith("norm1.weight")]
-    biases = [name for name in tensors if name.endswith("norm1.bias")]
-    if conversion.module is None and len(norms) > len(biases):
-        raise conversion.other(
-            "norms without biases may be RMS norms, which only the module tells"
-        )
     settings["pooler"] = "norm" if "fc_norm.weight" in tensors else None
     return vision_transformer(conversion, TIMM, settings, size, one_image)
 
@@ -299,6 +293,12 @@ def vision_transformer(
             f"an image of {height}×{width} pixels has {grid[0]}×{grid[1]} whole "
             f"patches of {patch[0]}×{patch[1]}, and must have nothing else; "
             f"{library.positions!r} has {count} positions of patches"
+        )
+    norm = first + library.parts["attention_norm"]
+    if conversion.module is None and f"{norm}bias" not in tensors:
+        raise conversion.other(
+            f"there is no {norm}bias: this may be an RMS norm, which only the module "
+            "tells"
         )
     hidden = f"{first}{library.parts['feed_forward.hidden_proj']}weight"
     head = f"{library.head}weight"
