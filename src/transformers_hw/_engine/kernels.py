@@ -20,7 +20,8 @@ def autocast_off(x: Tensor) -> AbstractContextManager[object]:
     Scores of half-precision rows overflow long before their softmax does.
     """
     device = x.device.type
-    if torch.is_autocast_enabled(device):
+    # Tensors without data have no autocast to ask about.
+    if device != "meta" and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
 
