@@ -50,11 +50,11 @@ REASONS = {
     r"norms must be layer norms|may be an RMS norm": "other norms than layer norms",
     r"this one has (.*) \(": r"\1",
     r"layers must be timm's Block.* got (\w+)": r"layers of type \1",
-    r"(\w+ must be False), got True": r"\1",
+    r"is_decoder must be": "a decoder, with a causal mask",
+    r"(\w+) must be False, got True": r"\1",
     r"(global_pool) must be .* got ('\w*')": r"\1 \2",
     r"(hidden_act|activation) must be": "another activation",
     r"(pooler_act) must be": "another activation of the pooler",
-    r"is_decoder must be": "a decoder, with a causal mask",
     r"model_type must be .* got (.*)\.": r"model_type \1",
     r"numbers the positions of real tokens only": "a RoBERTa, without padded_at_end",
     r"whole patches": "patches that do not tile the image or the positions",
@@ -272,10 +272,9 @@ VITS: dict[str, tuple[str, dict[str, Any]]] = {
             "IJepaModel",
             "CLIPVisionModel",
             "SiglipVisionModel",
-            "YolosModel",
-            "SwinModel",
         )
     },
+    "YolosModel": ("YolosModel", {"image_size": (32, 32)}),
 }
 BERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "BertModel": ("BertModel", {}),
@@ -369,7 +368,7 @@ def hidden_states_of_images(ours: Any, theirs: Any) -> Iterator[tuple[Tensor, Te
         yield ours(x), wanted.logits
         return
     yield ours.encode(x), wanted.last_hidden_state
-    if wanted.pooler_output is not None:
+    if getattr(wanted, "pooler_output", None) is not None:
         yield ours(x), wanted.pooler_output
     grid = ours.grid
     if grid[0] == grid[1]:
@@ -502,9 +501,11 @@ def table(record: dict[str, Any]) -> str:
             counts = Counter(found)
             numbers = " | ".join(str(counts[name]) for name in OUTCOMES)
             lines += [f"| {group} | {way} | {len(found)} | {numbers} |"]
-    lines += ["", "| Refused | modules |", "|---|--:|"]
+    lines += ["", "| Refused for | modules |", "|---|--:|"]
     reasons = Counter(
-        row["module"]["reason"] for row in rows if row["module"]["outcome"] == "refused"
+        re.sub("model_type .*", "another model_type", row["module"]["reason"])
+        for row in rows
+        if row["module"]["outcome"] == "refused"
     )
     lines += [f"| {why} | {count} |" for why, count in reasons.most_common()]
     return "\n".join(lines) + "\n"

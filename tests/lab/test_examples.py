@@ -183,14 +183,14 @@ def test_an_interrupted_example_says_that_the_same_command_resumes(
         [sys.executable, *long], cwd=ROOT, stderr=subprocess.PIPE, text=True
     ) as process:
         end = time.monotonic() + 60
-        while not (tmp_path / "one_head").exists() and time.monotonic() < end:
+        while not (tmp_path / "one_head_seed_0").exists() and time.monotonic() < end:
             time.sleep(0.1)
         time.sleep(1.0)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Stopped. The same command resumes." in stderr
-    assert (tmp_path / "one_head/checkpoint.safetensors").exists()
+    assert (tmp_path / "one_head_seed_0/checkpoint.safetensors").exists()
     refused = run(monkeypatch, "multi_head_attention", *command[1:])
     message = capsys.readouterr().err
     assert refused == 2
