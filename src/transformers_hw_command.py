@@ -15,6 +15,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 CHAPTERS = (
     "attention",
@@ -87,8 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model.add_argument(
         "--depth", default=3, help="levels of submodules to show: 3", **positive
     )
+    _add_exercises(commands)
     chosen = parser.parse_args(arguments)
     try:
+        if chosen.command in ("exercise", "grade"):
+            return run_exercises(chosen)
         if chosen.command == "example":
             return run_example(chosen.chapter, chosen.options)
         if chosen.command == "model":
@@ -147,6 +151,87 @@ def run_example(chapter: str, options: Sequence[str] = ()) -> int:
         options += ["--out", str(Path("runs", chapter, options[0]))]
     script = _data("examples", "") / f"{chapter}.py"
     return subprocess.call([sys.executable, script, *options])
+
+
+def run_exercises(chosen: argparse.Namespace) -> int:
+    """Carry out `exercise` or `grade`.
+
+    Args:
+        chosen: The parsed command line.
+
+    Returns:
+        The exit status: 1 if an answer that was checked is not right.
+
+    Raises:
+        ImportError: If NumPy is not installed.
+        ValueError: If there is no such exercise, file or folder.
+    """
+    if not _installed("numpy"):
+        raise ImportError("the exercises also need numpy: pip install numpy")
+    from transformers_hw.exercises import terminal
+
+    here, passed = Path(), True
+    if chosen.command == "grade":
+        out = chosen.out or chosen.folder
+        text = terminal.grade_folder(
+            chosen.folder, out, chosen.seconds, lambda name: _say(f"{name}\n")
+        )
+    elif chosen.action is None:
+        text = terminal.overview(here)
+    elif chosen.action == "start":
+        text = terminal.start(chosen.name, chosen.to)
+    elif chosen.action == "check":
+        passed, text = terminal.check(chosen.file, chosen.exercise, chosen.seconds)
+    elif chosen.action == "hint":
+        text = terminal.hint(chosen.name, here)
+    else:
+        text = terminal.show_solution(chosen.name)
+    _say(text)
+    return 0 if passed else 1
+
+
+def _add_exercises(commands: Any) -> None:
+    exercise = commands.add_parser(
+        "exercise",
+        help="list, start and check exercises",
+        description="Without an action, list all exercises and those you solved.",
+    )
+    actions = exercise.add_subparsers(dest="action")
+    about_name = "chapter and name, such as attention/softmax"
+    start = actions.add_parser("start", help="copy a file to fill in")
+    start.add_argument("name", help=about_name)
+    start.add_argument("--to", type=Path, default=Path(), help="folder: this one")
+    check = actions.add_parser("check", help="check a file")
+    check.add_argument("file", type=Path)
+    check.add_argument("--exercise", metavar="NAME", help="if the file's name differs")
+    for action, about in (("hint", "give a hint"), ("solution", "show the solution")):
+        actions.add_parser(action, help=about).add_argument("name", help=about_name)
+    grade = commands.add_parser(
+        "grade",
+        help="check a folder of submissions",
+        description="Check the files in every subfolder, each in a process of its own, "
+        "and write grades.csv and grades.html.",
+    )
+    grade.add_argument("folder", type=Path, help="folder with a subfolder per student")
+    grade.add_argument("--out", type=Path, help="folder for the tables: the same")
+    for one in (check, grade):
+        one.add_argument(
+            "--seconds", type=_seconds, default=10.0, metavar="S", help="time: 10"
+        )
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
+    return seconds
 
 
 def _positive(text: str) -> int:

@@ -1,0 +1,143 @@
+"""Exercises: tasks, hints, solutions, and checkers that know the usual mistakes.
+
+    >>> import numpy as np
+    >>> from transformers_hw.exercises import check
+    >>> def softmax(scores, scale):
+    ...     weights = np.exp(scale * scores)
+    ...     return weights / weights.sum()
+    >>> print(check("attention/softmax", softmax).sentence)
+    You divide by the sum of all exponentials, so all weights together sum to 1. Every
+    row needs its own sum: keep the last axis apart with axis=-1, keepdims=True.
+
+In a terminal, `transformers-hw exercise` lists them, copies a file to fill in, and
+checks it. Each exercise is one file of this package, in the folder of its chapter.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import textwrap
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from transformers_hw.exercises.kinds import Choice, Code, Exercise, Feedback, Number
+
+__all__ = ["Exercise", "Feedback", "check", "load", "names", "solution", "stub"]
+
+FOLDER = Path(__file__).parent
+CHAPTERS = (
+    "attention",
+    "positional_encoding",
+    "multi_head_attention",
+    "self_attention",
+    "seq2seq",
+    "transformer",
+    "vision_transformer",
+    "attention_as_convolution",
+)
+LEVELS = ("warm-up", "core", "challenge")
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the names of all exercises, by chapter and level."""
+    found = []
+    for chapter in CHAPTERS:
+        files = sorted(p.stem for p in (FOLDER / chapter).glob("[a-z]*.py"))
+        own = [f"{chapter}/{stem}" for stem in files]
+        found += sorted(own, key=lambda name: LEVELS.index(load(name).level))
+    return tuple(found)
+
+
+@cache
+def load(name: str) -> Code | Choice:
+    """Return an exercise.
+
+    Args:
+        name: Its chapter and file, such as `"attention/softmax"`.
+
+    Raises:
+        ValueError: There is no such exercise.
+    """
+    chapter, _, stem = name.partition("/")
+    if chapter not in CHAPTERS or not (FOLDER / chapter / f"{stem}.py").is_file():
+        raise ValueError(
+            f"there is no exercise {name!r}; `transformers-hw exercise` lists them."
+        )
+    module = importlib.import_module(f"transformers_hw.exercises.{chapter}.{stem}")
+    exercise = module.exercise
+    title, _, task = inspect.cleandoc(module.__doc__).partition("\n")
+    exercise.name, exercise.title, exercise.task = name, title.rstrip("."), task.strip()
+    return exercise
+
+
+def check(name: str, submission: Any, *, seed: int = 0, array: Any = None) -> Feedback:
+    """Check an answer, in this process.
+
+    Args:
+        name: Name of the exercise, such as `"attention/softmax"`.
+        submission: The answer: a function, a number, or the letter of a choice.
+        seed: Seed of the inputs.
+        array: What makes a tensor of a NumPy array, such as `torch.tensor`, for
+            functions that do not take NumPy arrays.
+
+    Returns:
+        What is right or wrong about it; it prints as text.
+
+    Examples:
+        >>> check("attention/softmax", lambda scores, scale: scores).passed
+        False
+    """
+    return load(name).check(submission, seed=seed, array=array)
+
+
+def stub(name: str) -> str:
+    """Return the file that a student fills in.
+
+    Args:
+        name: Name of the exercise.
+    """
+    exercise = load(name)
+    task = f"{exercise.title}.\n\n{exercise.task}\n\nRead: {exercise.read}"
+    head = '"""' + task.replace("\\", "\\\\") + '\n"""\n\n'
+    if isinstance(exercise, Choice):
+        options = "\n".join(
+            f"# ({key}) {text}" for key, text in exercise.options.items()
+        )
+        return f'{head}{options}\n\nanswer = "?"\n'
+    if isinstance(exercise, Number):
+        return f"{head}answer = ...\n"
+    function = _definition(exercise)
+    text = ast.get_docstring(function) or ""
+    function.body = [ast.Expr(ast.Constant(...))]
+    signature = ast.unparse(function).rpartition("\n")[0]
+    body = textwrap.indent(f'"""{text}"""\nraise NotImplementedError\n', "    ")
+    imports = "import numpy as np\nfrom einops import einsum, rearrange, reduce\n\n\n"
+    return f"{head}{imports}{signature}\n{body}"
+
+
+def solution(name: str) -> str:
+    """Return the source of the solution, or the right answer and the reason for it.
+
+    Args:
+        name: Name of the exercise.
+    """
+    exercise = load(name)
+    if isinstance(exercise, Choice):
+        return f"({exercise.answer}) {exercise.reasons[exercise.answer]}\n"
+    return _source(exercise)
+
+
+def _definition(exercise: Code) -> ast.FunctionDef:
+    tree = ast.parse(_source(exercise))
+    (function,) = tree.body
+    return function  # type: ignore[return-value]
+
+
+def _source(exercise: Code) -> str:
+    lines = inspect.getsource(exercise._answer).split("\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith("def "))
+    return "\n".join(lines[start:])

@@ -1,0 +1,120 @@
+"""The process that a submission runs in; see `isolation`.
+
+It reads a request from standard input, limits itself, runs the file, and writes one
+line of JSON. It never imports the package: the solutions must stay out of reach.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from typing import Any
+
+# Events of Python's audit hooks that reach beyond the process.
+REACHING_OUT = (
+    "ctypes.", "os.chmod", "os.chown", "os.exec", "os.fork", "os.kill", "os.link",
+    "os.mkdir", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.spawn",
+    "os.symlink", "os.system", "os.truncate", "os.utime", "pty.", "shutil.", "signal.",
+    "socket.", "subprocess.", "tempfile.", "webbrowser.",
+)  # fmt: skip
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def main() -> None:
+    """Answer one request."""
+    request = json.load(sys.stdin)
+    # Whatever the file prints goes nowhere; the reply has a channel of its own.
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    kinds = _load(os.path.join(request["hidden"], "kinds.py"))
+    with open(request["file"], encoding="utf-8", errors="replace") as file:
+        source = file.read()
+    _import_libraries(source)
+    _limit(request["seconds"], request["megabytes"])
+    forbidden: list[str] = []
+    _forbid(forbidden, request["hidden"])
+    reply: dict[str, Any] = {"outcomes": [], "answer": None, "error": None}
+    try:
+        reply |= _answer(kinds, source, request)
+    except BaseException as error:
+        # SystemExit and KeyboardInterrupt are answers, too.
+        reply["error"] = f"The file stopped with {type(error).__name__}: {error}"
+    reply["forbidden"] = forbidden[0] if forbidden else None
+    channel.write("\n" + json.dumps(reply) + "\n")
+    channel.flush()
+    # At once: no exit handler of the file runs.
+    os._exit(0)
+
+
+def _load(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("kinds", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["kinds"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_libraries(source: str) -> None:
+    # Before the limits, since importing takes time and opens libraries.
+    import einops  # noqa: F401
+
+    if "torch" in source:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def _limit(seconds: float, megabytes: int) -> None:
+    try:
+        import resource
+    except ImportError:  # not on Windows, where the clock alone limits
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = int(used.ru_utime + used.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _forbid(found: list[str], hidden: str) -> None:
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        deed = None
+        if event == "open":
+            path, _, flags = arguments
+            inside = isinstance(path, str) and os.path.abspath(path).startswith(hidden)
+            if inside:
+                deed = "reads the exercises' solutions"
+            elif isinstance(flags, int) and flags & WRITING:
+                deed = f"writes to {path!r}"
+        elif event == "import" and str(arguments[0]).startswith("transformers_hw"):
+            deed = "imports the book's own code"
+        elif event.startswith(REACHING_OUT):
+            deed = f"calls {event}"
+        if deed is not None:
+            found.append(deed)
+            raise PermissionError(f"a submission may not do this: it {deed}.")
+
+    sys.addaudithook(watch)
+
+
+def _answer(kinds: Any, source: str, request: dict[str, Any]) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "submission"}
+    exec(compile(source, os.path.basename(request["file"]), "exec"), names)
+    name = request["name"]
+    if name not in names:
+        return {"error": f"The file defines no {name!r}."}
+    if request["arguments"] is None:
+        return {"answer": kinds.encode(kinds.plain(names[name]))}
+    cases = [tuple(case) for case in kinds.decode(request["cases"])]
+    outcomes = kinds.run(names[name], cases, request["arguments"], names.get("array"))
+    return {"outcomes": [kinds.encode(vars(outcome)) for outcome in outcomes]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Running other people's answers: apart, with limits, and with nothing to patch.
+
+A submission runs in a process of its own, which gets the inputs and sends back what it
+computed. All comparing happens here, in the parent, so that a submission can neither
+read the solution nor change the checker.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers_hw.exercises import load
+from transformers_hw.exercises.kinds import (
+    Code,
+    Feedback,
+    Number,
+    Outcome,
+    decode,
+    encode,
+)
+
+CHILD = Path(__file__).with_name("child.py")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a submission may use.
+
+    Attributes:
+        seconds: Time, of the clock and of the processor.
+        megabytes: Memory; PyTorch alone maps several thousand.
+    """
+
+    seconds: float = 10.0
+    megabytes: int = 6000
+
+
+def check_file(
+    name: str, path: Path, *, seed: int = 0, limits: Limits | None = None
+) -> Feedback:
+    """Check the answer in a file, in a process of its own.
+
+    Args:
+        name: Name of the exercise.
+        path: The file: it defines the function, or `answer`.
+        seed: Seed of the inputs.
+        limits: What the file may use.
+
+    Returns:
+        What is right or wrong about it. A file that loops, exits or misbehaves gets an
+        answer, too.
+    """
+    exercise, limits = load(name), limits or Limits()
+    is_function = isinstance(exercise, Code) and not isinstance(exercise, Number)
+    cases = exercise.inputs(seed) if is_function else []
+    request = {
+        "file": str(path.resolve()),
+        "name": exercise.function_name if is_function else "answer",
+        "arguments": exercise.arguments if is_function else None,
+        "cases": encode(cases),
+        "seconds": limits.seconds,
+        "megabytes": limits.megabytes,
+        "hidden": str(CHILD.parent),
+    }
+    reply = _run_child(request, limits)
+    if isinstance(reply, str):
+        return Feedback(False, reply)
+    if reply["forbidden"]:
+        return Feedback(False, f"The file {reply['forbidden']}, which is not allowed.")
+    if reply["error"]:
+        return Feedback(False, reply["error"])
+    if not is_function:
+        return exercise.check(decode(reply["answer"]))
+    outcomes = [Outcome(**decode(x)) for x in reply["outcomes"]]
+    if len(outcomes) != len(cases):
+        return Feedback(False, "The file did not answer all inputs.")
+    return exercise.feedback(cases, outcomes)
+
+
+def _run_child(request: dict[str, Any], limits: Limits) -> dict[str, Any] | str:
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-I", str(CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            start_new_session=True,
+        )
+        try:
+            # Importing NumPy or PyTorch takes time, too, and is not counted.
+            text, _ = process.communicate(
+                json.dumps(request).encode(), timeout=limits.seconds + 20
+            )
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return _too_long(limits)
+    if process.returncode == -24:  # SIGXCPU
+        return _too_long(limits)
+    try:
+        reply = json.loads(text.splitlines()[-1])
+        if set(reply) != {"outcomes", "answer", "error", "forbidden"}:
+            raise ValueError("not a reply")
+    except (IndexError, ValueError, TypeError, RecursionError):
+        return "The file ended the process before it gave an answer."
+    return reply
+
+
+def _too_long(limits: Limits) -> str:
+    return (
+        f"It did not end within {limits.seconds:g} seconds. Is there a loop that never "
+        "stops?"
+    )

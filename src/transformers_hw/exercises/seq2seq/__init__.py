@@ -1,0 +1,1 @@
+"""Exercises of a chapter, one file each."""

@@ -1,0 +1,121 @@
+"""What `transformers-hw exercise` and `transformers-hw grade` do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from transformers_hw.exercises import load, names, solution, stub
+from transformers_hw.exercises.grading import (
+    exercise_of,
+    file_name,
+    grade,
+    write_csv,
+    write_html,
+)
+from transformers_hw.exercises.isolation import Limits, check_file
+
+# Beside the student's files, so that a folder is all there is to keep.
+PROGRESS = Path(".exercises.json")
+
+
+def overview(folder: Path) -> str:
+    """Return a table of all exercises, with those that were solved."""
+    progress, lines = _read(folder), []
+    for chapter, own in groupby(names(), key=lambda name: name.partition("/")[0]):
+        lines.append(f"\n{chapter}")
+        for name in own:
+            exercise, mark = load(name), "✓" if progress[name]["passed"] else " "
+            stem = name.partition("/")[2]
+            lines.append(f"  {mark} {stem:24} {exercise.level:10} {exercise.title}")
+    solved = sum(progress[name]["passed"] for name in names())
+    lines += ["", f"{solved} of {len(names())} solved. To begin one:"]
+    lines += [f"    transformers-hw exercise start {names()[0]}", ""]
+    return "\n".join(lines).lstrip("\n")
+
+
+def start(name: str, folder: Path) -> str:
+    """Copy the file to fill in, unless it is there."""
+    path = folder / file_name(name)
+    text = stub(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ValueError(f"{path} exists; it was left as it is.") from None
+    return (
+        f"{path} is the file to fill in. Then: transformers-hw exercise check {path}\n"
+    )
+
+
+def check(path: Path, name: str | None, seconds: float) -> tuple[bool, str]:
+    """Check a file, and remember if it is right."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}.")
+    name = name or exercise_of(path)
+    feedback = check_file(name, path, limits=Limits(seconds=seconds))
+    text = f"{feedback}\n"
+    if feedback.passed:
+        _write(path.parent, name, passed=True)
+    else:
+        text += (
+            f"\nRead {load(name).read}, or ask: transformers-hw exercise hint {name}\n"
+        )
+    return feedback.passed, text
+
+
+def hint(name: str, folder: Path) -> str:
+    """Return the next hint; after the last one, all of them."""
+    hints, seen = load(name).hints, _read(folder)[name]["hints"]
+    if seen >= len(hints):
+        return "\n".join([*hints, "That was the last hint."]) + "\n"
+    _write(folder, name, hints=seen + 1)
+    return f"Hint {seen + 1} of {len(hints)}: {hints[seen]}\n"
+
+
+def show_solution(name: str) -> str:
+    """Return the solution."""
+    return solution(name)
+
+
+def grade_folder(
+    folder: Path, out: Path, seconds: float, say: Callable[[str], Any]
+) -> str:
+    """Grade all submissions in a folder, and write tables."""
+    grades = grade(folder, limits=Limits(seconds=seconds), progress=say)
+    out.mkdir(parents=True, exist_ok=True)
+    write_csv(grades, out / "grades.csv")
+    write_html(grades, out / "grades.html")
+    students = len({x.student for x in grades})
+    return (
+        f"{students} students, {len(grades)} answers: {out / 'grades.csv'} and .html\n"
+    )
+
+
+class _Progress(dict[str, dict[str, Any]]):
+    def __missing__(self, name: str) -> dict[str, Any]:
+        return {"passed": False, "hints": 0}
+
+
+def _read(folder: Path) -> _Progress:
+    try:
+        found = json.loads((folder / PROGRESS).read_text("utf-8"))
+        return _Progress(
+            {k: {"passed": False, "hints": 0, **v} for k, v in found.items()}
+        )
+    except (OSError, ValueError, TypeError, AttributeError):
+        return _Progress()  # nothing was solved here, or nothing that can be read
+
+
+def _write(folder: Path, name: str, **news: Any) -> None:
+    progress = _read(folder)
+    progress[name] = progress[name] | news
+    text = json.dumps(progress, indent=2, ensure_ascii=False) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{PROGRESS}.new"
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(folder / PROGRESS)
