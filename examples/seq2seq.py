@@ -309,7 +309,7 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
             axes.axvspan(0.5, trained + 0.5, color=theme.faint, alpha=0.35, lw=0)
             compare(axes, theme, kind)
             percent(axes, 2 * trained)
-            axes.set(title=f"{kind} right", xlabel="characters in the text")
+            axes.set(title=f"{kind} right", xlabel="length of the text")
         for number, (name, label) in enumerate(LABELS.items()):
             # Two of the lines coincide; their labels should not.
             level = (0.75, 0.75, 0.3)[number]
@@ -335,29 +335,40 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         left, right = figure.subplots(1, 2, sharey=True)
         by_width(left, theme, "texts", RNN)
         by_width(right, theme, "texts", RNN_ATTENTION)
-        left.set(title="texts right, without attention")
-        right.set(title="texts right, with attention")
+        left.set(title="without attention", ylabel="texts right")
+        right.set(title="with attention")
         for axes in (left, right):
-            axes.set(xlabel="characters in the text")
+            axes.set(xlabel="length of the text")
         figure.legend(*left.get_legend_handles_labels(), loc="outside right upper")
 
     def positions(figure: Figure, theme: Theme) -> None:
-        titles = {"written": "writing on their own", "forced": "given all before it"}
+        titles = {"written": "reading their own output", "forced": "teacher forcing"}
         panels = figure.subplots(1, 2, sharey=True)
         for axes, (kind, title) in zip(panels, titles.items(), strict=True):
             by_width(axes, theme, kind, RNN)
             runs = results[f"{kind}.{compared[RNN_ATTENTION]}"]
             count = torch.arange(1, trained + 1)
             plot_runs(axes, count, runs, color=theme.ink, ls="--", label="attention")
-            axes.set(title=title, xlabel=f"position of the character, of {trained}")
+            axes.set(title=title, xlabel=f"position in a text of {trained}")
         panels[0].set_ylabel("characters right")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
+
+    def beyond(figure: Figure, theme: Theme) -> None:
+        axes = figure.subplots()
+        span = axes.axvspan(0.5, trained + 0.5, color=theme.faint, alpha=0.35, lw=0)
+        compare(axes, theme, "written_at_twice")
+        percent(axes, 2 * trained)
+        axes.set_xlabel(f"position in a text of {2 * trained}")
+        axes.set_ylabel("characters right")
+        handles, labels = [*axes.get_lines(), span], [*LABELS.values(), "trained on"]
+        figure.legend(handles, labels, loc="outside right upper")
 
     return {
         "lengths": (lengths, 3.0),
         "alignment": (alignments, 3.7),
         "bottleneck": (bottleneck, 3.0),
         "positions": (positions, 3.0),
+        "beyond": (beyond, 2.6),
     }
 
 
@@ -381,14 +392,7 @@ def draw_alignment(axes: Axes, theme: Theme, weights: Tensor) -> None:
         markeredgecolor=theme.series[1],
         markeredgewidth=1.2,
     )
-    axes.annotate(
-        "boxes: one token ahead",
-        (0, len(written) - 0.7),
-        color=theme.series[1],
-        va="bottom",
-        size=8,
-    )
-    axes.set(xlabel="token read", ylabel="token written")
+    axes.set(xlabel="token read (boxes: one ahead)", ylabel="token written")
 
 
 if __name__ == "__main__":

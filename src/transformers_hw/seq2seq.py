@@ -8,9 +8,9 @@ h_j = f(x_j, h_{j-1}), \qquad s_0 = h_n, \quad s_i = g(y_{i-1}, s_{i-1}),
 \qquad p(y_i \mid y_{<i}, x) = \operatorname{softmax}(R\, s_i + r).
 $$
 
-All that the decoder knows of the source must fit into $h_n$: the bottleneck.
-Attention opens a second path. Every decoder state attends to all encoder states, and
-the readout sees the result too:
+Everything the decoder knows about the source must fit into $h_n$, the bottleneck.
+Attention opens a second path: every decoder state attends to all encoder states, and
+the readout also receives the result:
 
 $$
 a_i = \operatorname{softmax}_j\big(\operatorname{score}(s_i, h_j)\big), \quad
@@ -48,10 +48,10 @@ class RNN(nn.Module):
 
     $$h_t = \tanh(W_{ih}\, x_t + b_{ih} + W_{hh}\, h_{t-1} + b_{hh})$$
 
-    The weights, $h \times d$ and $h \times h$, are the same at every step, and laid
-    out as in [`torch.nn.RNN`][torch.nn.RNN]. One product projects the inputs of all
-    steps; the rest, which needs the previous state, is a loop. `torch.compile` and
-    `torch.export` unroll it: batches may vary, but each length has its own graph.
+    The weights, $h \times d$ and $h \times h$, are shared by all steps and named as in
+    [`torch.nn.RNN`][torch.nn.RNN]. One product projects the inputs of all steps; the
+    rest needs the previous state and is a loop. `torch.compile` and `torch.export`
+    unroll this loop: batch sizes may vary, but each length has a graph of its own.
 
     Args:
         input_dim: Width $d$ of the inputs.
@@ -105,13 +105,13 @@ class RNN(nn.Module):
     ) -> tuple[
         Float[Tensor, "b n {self.hidden_dim}"], Float[Tensor, "b {self.hidden_dim}"]
     ]:
-        """Return the state after each step, and the state after the last real one.
+        """Return the state after each step, and the state after the last real step.
 
         Args:
             x: The inputs.
             state: The state before the first step; zero by default.
-            padding_mask: Where `True`, the step is a real one. The others leave
-                the state unchanged; their inputs have no influence, even if NaN.
+            padding_mask: `True` for real steps, `False` for padding. Padding leaves the
+                state unchanged, and its inputs have no influence, even if NaN.
         """
         check_sizes(length=x.shape[1])
         if padding_mask is not None:
@@ -135,7 +135,7 @@ class RNN(nn.Module):
 
 
 class GRU(RNN):
-    r"""Update a hidden state through gates that keep parts of it and replace others.
+    r"""Update a hidden state through gates that keep some of it and replace the rest.
 
     $$
     \begin{aligned}
@@ -146,9 +146,10 @@ class GRU(RNN):
     \end{aligned}
     $$
 
-    Where the update gate $z_t$ is one, the state passes unchanged. The reset gate
-    $r_t$ acts after the product with $W_{hn}$, as in PyTorch; in the paper, before.
-    Arguments and calls are those of [`RNN`][transformers_hw.seq2seq.RNN].
+    Where the update gate $z_t$ is one, the state passes through unchanged. The reset
+    gate $r_t$ is applied after the product with $W_{hn}$, as in PyTorch; the paper
+    applies it before. Arguments and calls are those of
+    [`RNN`][transformers_hw.seq2seq.RNN].
 
     Examples:
         >>> theirs, ours = nn.GRU(3, 5, batch_first=True), GRU(3, 5)
@@ -178,7 +179,7 @@ class GRU(RNN):
 
 
 class Alignment(nn.Module):
-    r"""Attend to memories by a dot-product, bilinear or additive score.
+    r"""Attend to the states of an encoder by a dot-product, bilinear or additive score.
 
     $$
     \text{dot: } s^\top h \qquad
@@ -188,12 +189,12 @@ class Alignment(nn.Module):
 
     The first two are [`dot_product_attention`
     ][transformers_hw.attention.dot_product_attention] with keys $h$ or $W h$, values
-    $h$ and $\beta = 1$. The third applies a small network to every pair, which takes
-    $d$ times the memory of the scores.
+    $h$ and $\beta = 1$. The third applies a small network to every pair, and needs $d$
+    numbers for each score.
 
     Args:
-        query_dim: Width $d$ of the queries $s$, and of the small network.
-        memory_dim: Width of the memories $h$.
+        query_dim: Width $d$ of the queries $s$, and of the additive score's network.
+        memory_dim: Width of the encoder states $h$.
         score: `"dot"`, `"bilinear"` or `"additive"`.
         **factory: `device` and `dtype` of the parameters.
 
@@ -245,13 +246,13 @@ class Alignment(nn.Module):
         Float[Tensor, "b q {self.memory_dim}"]
         | tuple[Float[Tensor, "b q {self.memory_dim}"], Float[Tensor, "b q k"]]
     ):
-        """Average the memories, weighted by their scores.
+        """Return the average of the encoder states, weighted by their scores.
 
         Args:
             query: States of the decoder.
-            memory: States of the encoder, which are keys and values.
-            mask: Where `True`, that query may see that memory.
-            return_weights: Whether to return the weights too.
+            memory: States of the encoder, used as keys and as values.
+            mask: `True` where a query may attend to a state.
+            return_weights: Whether to return the attention weights too.
         """
         key = memory if self.score == "dot" else self.key_proj(memory)
         if self.score != "additive":
@@ -272,7 +273,7 @@ class Alignment(nn.Module):
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """The settings of a model: `Seq2Seq(**asdict(config))` builds it again.
+    """Hold the settings of a model; `Seq2Seq(**asdict(config))` builds it again.
 
     The attributes are the arguments of [`Seq2Seq`][transformers_hw.seq2seq.Seq2Seq].
     """
@@ -286,11 +287,12 @@ class Seq2SeqConfig:
 
 
 class Seq2Seq(nn.Module):
-    r"""Translate one sequence of tokens into another by recurrence.
+    r"""Map one sequence of tokens to another by a recurrent encoder and decoder.
 
-    The context $c_i$ goes to the readout, not back into the recurrence; so with
+    The context $c_i$ goes to the readout and not back into the recurrence, so with
     teacher forcing all steps attend at once. (Bahdanau et al. query with $s_{i-1}$ and
-    feed $c_i$ back; Luong et al. query with $s_i$ and add a $\tanh$ layer.)
+    feed $c_i$ into the recurrence; Luong et al. query with $s_i$ and add a $\tanh$
+    layer before the readout.)
 
     Args:
         vocab_size: Number of tokens in the vocabulary that source and target share.
@@ -299,7 +301,7 @@ class Seq2Seq(nn.Module):
         cell: `"gru"` or `"rnn"`, for encoder and decoder.
         attention: A score of [`Alignment`][transformers_hw.seq2seq.Alignment], or
             `None` for the bottleneck alone.
-        padding_token: Token that fills up sequences; in a source it has no influence.
+        padding_token: Token that fills up short sequences; it is ignored in a source.
         **factory: `device` and `dtype` of the parameters.
 
     Raises:
@@ -355,7 +357,7 @@ class Seq2Seq(nn.Module):
     def encode(
         self, source: Int[Tensor, "b k"]
     ) -> tuple[Float[Tensor, "b k h"], Float[Tensor, "b h"]]:
-        """Return the encoder's states after each source token, and the last state."""
+        """Return the encoder's state after each source token, and its last state."""
         check_below("source", source, self.config.vocab_size)
         real = source != self.config.padding_token
         return self.encoder(self.source_embedding(source), padding_mask=real)
@@ -370,14 +372,14 @@ class Seq2Seq(nn.Module):
         *,
         return_weights: bool = False,
     ) -> tuple[Float[Tensor, "b ..."], ...]:
-        """Read target tokens, and score the next token after each.
+        """Read target tokens and return the logits of the token after each.
 
         Args:
-            target_inputs: All target tokens, or the next few.
-            state: The decoder's state before them; at first, the encoder's last.
-            memory: The encoder's states. Without attention they are not used.
-            source: The source tokens, which tell what is padding.
-            return_weights: Whether to return the weights of the attention too.
+            target_inputs: All target tokens, or the next few of them.
+            state: The decoder's state before them; initially the encoder's last state.
+            memory: The encoder's states; unused without attention.
+            source: The source tokens, from which the padding mask is made.
+            return_weights: Whether to return the attention weights too.
 
         Returns:
             The logits and the state after the last token; with `return_weights`, also
@@ -404,12 +406,12 @@ class Seq2Seq(nn.Module):
         *,
         return_weights: bool = False,
     ) -> Float[Tensor, "b q v"] | tuple[Float[Tensor, "b q v"], Float[Tensor, "b q k"]]:
-        """Predict each target token from the true ones before it: teacher forcing.
+        """Predict each target token from the true tokens before it: teacher forcing.
 
         Args:
             source: Source tokens.
             target_inputs: Target tokens, shifted right by a begin token.
-            return_weights: Whether to return the weights of the attention too.
+            return_weights: Whether to return the attention weights too.
 
         Returns:
             The logits of every next token; with `return_weights`, also the weights.
@@ -439,14 +441,14 @@ class Seq2Seq(nn.Module):
 
         Args:
             source: Source tokens.
-            begin: Token that begins every target; it is not returned.
+            begin: Token that starts every target; it is not returned.
             end: Token that ends a target.
-            max_length: Greatest number of tokens to write, the end token included.
-            return_weights: Whether to return the weights of the attention too.
+            max_length: Maximum number of tokens to write, including the end token.
+            return_weights: Whether to return the attention weights too.
 
         Returns:
             The tokens, padded after the end; with `return_weights`, also the weights,
-            which are zero there.
+            which are zero in the padding.
         """
         check_sizes(max_length=max_length)
         check_token("begin", begin, self.config.vocab_size)
