@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from einops import rearrange
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -133,16 +134,21 @@ def test_two_printed_terms_lack_transposes():
 
 @pytest.mark.question("eth-1b.1")
 def test_an_identity_for_the_position_key_fixes_the_width_of_the_head():
-    position_code = torch.randn(3, 1)
+    encoding = RelativePositionalEmbedding([(1.0, 2.0)], sharpness=0.7, dtype=F64)
+    r = encoding.embeddings(3, 4).reshape(-1, 3)
+    wanted = r @ encoding.head_vectors()[0].detach()
     for hidden in (2, 3, 5):
-        query = torch.randn(1, hidden)  # Z_q W_q
-        if hidden == 3:
-            assert (query @ torch.eye(hidden) @ position_code).shape == (1, 1)
-            continue
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            _ = query @ torch.eye(hidden) @ position_code
-        # A matrix of the right shape, with ones on its diagonal, does at any width.
-        assert (query @ torch.eye(hidden, 3) @ position_code).shape == (1, 1)
+        if hidden != 3:
+            with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be"):
+                _ = torch.eye(hidden, dtype=F64) @ r.T
+        # A matrix with ones on its diagonal has the right shape at any width.
+        keys = r @ torch.eye(hidden, 3, dtype=F64).T
+        v = torch.linalg.lstsq(keys, wanted[:, None]).solution
+        error = (keys @ v).flatten() - wanted
+        if hidden < 3:  # but below three it loses a coordinate
+            assert error.norm() > 0.3 * wanted.norm()
+        else:
+            assert_equal(error, torch.zeros_like(error), 1e-9)
 
 
 @pytest.mark.question("eth-1b.1")
@@ -236,6 +242,23 @@ def test_relative_embeddings_hold_distance_and_offset_of_every_pair():
     for i, j, k, m in itertools.product(range(3), range(4), range(3), range(4)):
         down, right = i - k, j - m
         assert embeddings[i, j, k, m].tolist() == [down**2 + right**2, down, right]
+
+
+@pytest.mark.question("eth-2a")
+def test_all_three_functions_draw_into_axes_of_matplotlib():
+    axes = list(Figure().subplots(1, 4))
+    absolute = AbsolutePositionalEmbedding((5, 7), 8)
+    relative = RelativePositionalEmbedding([(1, 2)], sharpness=3.0)
+    maps = [
+        visualize_abs_positional_embedding(absolute, (2, 3), axes=axes[0]),
+        *visualize_rel_positional_embedding(relative, (5, 7), (2, 3), axes=axes[1:2]),
+        *verify_limit((1, 2), [0.5, 20], grid=(5, 7), query=(2, 3), axes=axes[2:]),
+    ]
+    for one, expected in zip(axes, maps, strict=True):
+        (image,) = one.get_images()
+        torch.testing.assert_close(torch.as_tensor(image.get_array().data), expected)
+    titles = [one.get_title() for one in axes]
+    assert titles == ["similarity to (2, 3)", "Δ = (1, 2)", "α = 0.5", "α = 20"]
 
 
 @pytest.mark.question("eth-1b.2")

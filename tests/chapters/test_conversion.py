@@ -408,7 +408,11 @@ def test_the_effective_kernel_tells_more_than_the_centers():
     by_hand = torch.tensor([-1.0, 3.0, -1.0]).double() @ heads
     assert_equal(kernel.sum(dim=0), by_hand, 1e-12)
     assert kernel[10, 8] < 0 < kernel[10, 10]
-    # Equal values at the same centers blur instead.
+    # The kernel has more on one pixel, and less around it, than any of its heads.
+    assert by_hand.max() > 1.5 * heads.max()
+    assert by_hand.square()[9:12].sum() / by_hand.square().sum() > 0.98
+    assert heads[1].square()[9:12].sum() / heads[1].square().sum() < 0.96
+    # The same centers with equal values blur instead: centers do not tell a kernel.
     layer.value_weight.fill_(1 / 3)
     assert (effective_kernel(layer, 21) >= 0).all()
 
