@@ -1,8 +1,8 @@
 r"""Self-attention, and layers built weight by weight to do a known job.
 
-What can self-attention compute? The functions below answer with weights you can
-inspect. They concatenate the tokens with one-hot positions, $C = [X \; I_n]$. With
-tokens as rows ([`torch.nn.Linear`][torch.nn.Linear] stores the transposes),
+What can self-attention compute? The functions below build layers whose weights you
+can read. They append one-hot positions to the tokens, $C = [X \; I_n]$. With tokens
+as rows ([`torch.nn.Linear`][torch.nn.Linear] stores the transposes),
 
 $$
 W_k = \begin{pmatrix} 0 \\ I_n \end{pmatrix}, \qquad
@@ -10,11 +10,11 @@ W_q = \begin{pmatrix} 0 \\ T \end{pmatrix}, \qquad
 W_v = \begin{pmatrix} I_d \\ 0 \end{pmatrix},
 $$
 
-where row $i$ of $T$ is one at the position that $i$ should attend to, and zero
-elsewhere. Then $Q K^\top = T$, whatever the tokens are. The scale is the layer's
-*sharpness* $c$: a row scores $c$ at its target and $0$ at the other $n - 1$ positions.
-Their total weight is $\varepsilon$, and the layer acts like the exact one on *softened*
-tokens $\tilde x_j$:
+where row $i$ of the target matrix $T$ is one at the position that $i$ should attend
+to, and zero elsewhere. Then $Q K^\top = T$, whatever the tokens are. The scale is the
+layer's *sharpness* $c$: a query scores $c$ at its target and $0$ at the other $n - 1$
+positions. Their total weight is $\varepsilon$, and the layer returns what the exact
+one returns for *softened* tokens $\tilde x_j$:
 
 $$
 \varepsilon = \frac{n - 1}{e^c + n - 1}, \qquad
@@ -50,7 +50,7 @@ from transformers_hw.positional_encoding import OneHotPositions, PositionalEncod
 
 
 class SelfAttention(nn.Module):
-    r"""Let the tokens of a sequence attend to each other, with or without positions.
+    r"""Attend from every token of a sequence to all of them, with or without positions.
 
     $$
     H = [H_1 \; \cdots \; H_h]\, W_o, \qquad
@@ -66,12 +66,13 @@ class SelfAttention(nn.Module):
     Args:
         dim: Width $d$ of a token.
         heads: Number of heads $h$.
-        positions: Positional encoding, if any. Embeddings that are concatenated widen
-            the projections' input and nothing else.
+        positions: Positional encoding to add or concatenate to the tokens. If
+            concatenated, it widens the input of the projections; the output keeps
+            its width.
         head_dim: $d_k$, width of a head's queries and keys; `dim / heads` by default.
         value_head_dim: Width of a head's values; $d_k$ by default.
         output_dim: Width of the output; `dim` by default.
-        bias: Whether the projections have biases: all, none, or those named.
+        bias: Whether all projections have biases, or the names of those that do.
         scale: $\beta$ in place of $1/\sqrt{d_k}$; `math.inf` is hard attention.
         dropout: Probability of dropping a weight in training.
         device: Device of the projections.
@@ -79,8 +80,8 @@ class SelfAttention(nn.Module):
 
     Raises:
         TypeError: If `positions` is not a positional encoding.
-        ValueError: If a number is out of range, or embeddings to add are not `dim`
-            wide.
+        ValueError: If a number is out of range, or positions to be added are not
+            `dim` wide.
 
     Examples:
         >>> layer, x = SelfAttention(6, heads=2), torch.randn(1, 5, 6)
@@ -152,13 +153,13 @@ class SelfAttention(nn.Module):
         """Attend from each token to all of them.
 
         Args:
-            x: Tokens in order.
-            mask: Where `True`, that token may see that other one.
-            padding_mask: Where `True`, the token is real, not padding.
+            x: Sequences of tokens.
+            mask: `True` where a query token may attend to a key token.
+            padding_mask: `True` for real tokens, `False` for padding.
             bias: Numbers added to the scaled scores.
-            causal: Whether a token sees only itself and earlier ones.
+            causal: Whether a token attends only to itself and to earlier tokens.
             cache: Keys and values of earlier tokens; positions continue from there.
-            return_weights: Whether to return the weights of every head too.
+            return_weights: Whether to return the attention weights of each head, too.
 
         Returns:
             The output; with `return_weights`, also the weights before dropout.
@@ -182,8 +183,8 @@ class SelfAttention(nn.Module):
 class FixedLengthOneHotPositions(OneHotPositions):
     """Encode positions by one-hot vectors, for sequences of one length only.
 
-    In a shorter sequence, a head that should attend past the end would find all scores
-    equal and silently return the mean of the values. Other lengths are an error here.
+    In a shorter sequence, a head whose target lies past the end would have equal scores
+    everywhere and silently return the mean of the values. So other lengths are an error.
     """
 
     @checked
@@ -199,10 +200,11 @@ class FixedLengthOneHotPositions(OneHotPositions):
 class ZeroPaddedSelfAttention(nn.Module):
     """Pad a sequence with zeros, apply self-attention, and crop the output.
 
-    Attention averages existing tokens, so zeros beyond the border must be put there.
+    Attention weights sum to one, so a head can return zero only if it finds a zero
+    token to attend to.
 
     Args:
-        inner: Layer that sees the padded sequence.
+        inner: Layer applied to the padded sequence.
         before: Number of zero tokens before the sequence.
         after: Number of zero tokens after it.
 
@@ -224,7 +226,7 @@ class ZeroPaddedSelfAttention(nn.Module):
         Float[Tensor, "b n out"]
         | tuple[Float[Tensor, "b n out"], Float[Tensor, "b heads n keys"]]
     ):
-        """Return the outputs, and the weights over the padded sequence if asked."""
+        """Return the output; with `return_weights`, also weights over padded tokens."""
         padded = F.pad(x, (0, 0, self.before, self.after))
         inside = slice(self.before, self.before + x.shape[1])
         if not return_weights:
@@ -239,7 +241,7 @@ class ZeroPaddedSelfAttention(nn.Module):
 
 @checked
 def off_target_mass(length: int, sharpness: float) -> float:
-    r"""Return the weight that a layer built here leaves on the wrong tokens.
+    r"""Return the total weight that a built layer puts on the wrong tokens.
 
     $$\varepsilon = \frac{n - 1}{e^c + n - 1}$$
 
@@ -247,11 +249,11 @@ def off_target_mass(length: int, sharpness: float) -> float:
     $c = \ln \frac{(n - 1)(1 - \varepsilon)}{\varepsilon}$.
 
     Args:
-        length: Number $n$ of tokens that are attended to, padding included.
-        sharpness: $c$, from zero to infinity.
+        length: Number $n$ of keys, zero tokens of the padding included.
+        sharpness: $c \ge 0$; may be infinite.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If `length` is not positive, or `sharpness` is negative or NaN.
 
     Examples:
         >>> off_target_mass(5, 0.0), off_target_mass(5, math.inf)
@@ -282,14 +284,14 @@ def identity_attention(
     with $\bar x_{-i}$ the mean of the others and $\varepsilon$ the
     [`off_target_mass`][transformers_hw.self_attention.off_target_mass]. Without
     positions, $W_q = W_k = I$ fails: at every $\beta > 0$ a token attends less to
-    itself than to a longer one of the same direction.
+    itself than to a longer token in the same direction.
 
     Args:
-        length: Greatest number of tokens.
+        length: Largest number of tokens.
         dim: Width $d$ of a token.
         sharpness: $c$; infinite for the exact identity.
-        device: Where to put the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Raises:
         ValueError: If a number is out of range.
@@ -320,17 +322,17 @@ def permutation_attention(
 
     $$h_i = \tilde x_j = x_j + \varepsilon\, (\bar x_{-j} - x_j), \qquad j = \pi(i) .$$
 
-    Without positions and for $n \ge 3$, no layer does this to all tokens, unless
-    $\pi$ is the identity: being equivariant, it would need $\Pi \Pi' = \Pi' \Pi$
-    for every permutation $\Pi'$, and only the identity commutes with all.
+    Without positions and for $n \ge 3$, no layer does this for all tokens, unless
+    $\pi$ is the identity: an equivariant layer needs $\Pi \Pi' = \Pi' \Pi$ for
+    every permutation matrix $\Pi'$, and only the identity commutes with all of them.
 
     Args:
         permutation: $\pi(0), \dots, \pi(n-1)$: output $i$ is token $\pi(i)$.
             The layer takes sequences of exactly $n$ tokens.
         dim: Width $d$ of a token.
         sharpness: $c$; infinite for the exact permutation.
-        device: Where to put the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -375,9 +377,9 @@ def pointwise_linear_attention(
 
     Args:
         weight: $W$, laid out as in [`torch.nn.Linear`][torch.nn.Linear]; the
-            layer copies it, and has its type and device.
-        bias: $b$, or `None` for none.
-        length: Greatest number of tokens.
+            layer copies it and takes over its dtype and device.
+        bias: $b$; none by default.
+        length: Largest number of tokens.
         sharpness: $c$; infinite for the exact map.
 
     Raises:
@@ -419,22 +421,23 @@ def convolution_attention(
     \delta_t = s t - \left\lfloor \frac{s (K - 1)}{2} \right\rfloor ,
     $$
 
-    with the softened tokens $\tilde x_j$. The kernel is not flipped; a window of odd
-    span $s(K-1)$ reaches one further to the right, as PyTorch's `padding="same"`.
-    One head would not do: its taps are one matrix times nonnegative weights.
+    with the softened tokens $\tilde x_j$. The kernel is not flipped. If $s(K-1)$ is
+    odd, the window extends one position further to the right, as with PyTorch's
+    `padding="same"`. In general one head is not enough, because its taps are
+    nonnegative multiples of one matrix.
 
-    Beyond the border there are no tokens. In mode `"replicate"` a head attends to the
-    nearest one, $\operatorname{clip}(i + \delta_t, 0, n-1)$, and all is attention. In
-    mode `"zeros"` the attention, `inner`, sees zero tokens around the sequence,
-    $\lfloor s(K-1)/2 \rfloor$ before it and $\lceil s(K-1)/2 \rceil$ after it, and the
-    output is cropped; softening then includes these zeros.
+    There are no tokens beyond the border. In mode `"replicate"`, a head attends to the
+    nearest token, at $\operatorname{clip}(i + \delta_t, 0, n-1)$. In mode `"zeros"`,
+    the layer pads the sequence with zero tokens, $\lfloor s(K-1)/2 \rfloor$ before it
+    and $\lceil s(K-1)/2 \rceil$ after it, applies self-attention and crops the output.
+    Softened tokens are then mixed with these zeros, too.
 
     Args:
         weight: $W$, laid out as in [`torch.nn.Conv1d`][torch.nn.Conv1d]; the
-            layer copies it, and has its type and device.
-        bias: $b$, or `None` for none.
-        length: Number $n$ of tokens; with zeros around them, the greatest one.
-        padding_mode: What lies beyond the border.
+            layer copies it and takes over its dtype and device.
+        bias: $b$; none by default.
+        length: Number $n$ of tokens; in mode `"zeros"`, the largest number.
+        padding_mode: What a head finds beyond the border.
         dilation: $s$, the distance between neighboring taps.
         sharpness: $c$; infinite for the exact convolution.
 
@@ -463,7 +466,7 @@ def convolution_attention(
     targets = (rearrange(offsets, "tap -> tap 1") + query_at).clamp(0, n - 1)
     positions = (OneHotPositions if padded else FixedLengthOneHotPositions)(n)
     # The taps could sit in the values as well, with identities stacked in the output.
-    # That is smaller when the kernel has fewer channels out than in, but scattered.
+    # That takes fewer weights if the kernel has fewer channels out than in.
     unchanged = torch.eye(channels, device=weight.device, dtype=weight.dtype)
     kernel = rearrange(weight, "out channel tap -> out (tap channel)")
     layer = _attending_to(

@@ -144,17 +144,31 @@ def test_self_attention_is_what_the_formula_says():
 
 @pytest.mark.question("nyu-1.3a")
 def test_with_tokens_in_columns_queries_times_keys_transposed_are_not_the_scores():
-    # The claim: softmax(Q Kᵀ / √d) V with Q = W_q C, K = W_k C, V = W_v C.
-    e, n, d = 7, 5, 3
-    C = tokens(e, n)
-    Q, K, V = tokens(d, e) @ C, tokens(d, e) @ C, tokens(d, e) @ C
-    assert (Q @ K.T).shape == (d, d)
-    assert (K.T @ Q).shape == (n, n)
-    assert (V @ torch.softmax(K.T @ Q / math.sqrt(d), dim=0)).shape == (d, n)
+    # The claim: softmax(Q Kᵀ / √d) V with Q = W_q C, K = W_k C, V = W_v C. Here all
+    # widths are equal, so that every product exists.
+    d = n = 5
+    C, W_q, W_k, W_v = tokens(4, d, d)
+
+    def claimed(C: Tensor) -> Tensor:
+        return torch.softmax(W_q @ C @ (W_k @ C).T / math.sqrt(d), dim=1) @ W_v @ C
+
+    layer = SelfAttention(d, bias=False, dtype=F64)
+    set_weights(layer, query=W_q, key=W_k, value=W_v, output=torch.eye(d))
+    output = layer(C.T[None])[0].T
+    assert (claimed(C) - output).abs().max() > 0.01
+    # Its Q Kᵀ is a table of coordinates: it stays the same when tokens swap, and keeps
+    # its shape when tokens are left out. The scores of tokens do neither.
+    order = [1, 0, 2, 3, 4]
+    Q, K = W_q @ C, W_k @ C
+    assert_close(Q[:, order] @ K[:, order].T, Q @ K.T, **EXACT)
+    scores = K.T @ Q
+    assert_close(K[:, order].T @ Q[:, order], scores[order][:, order], **EXACT)
+    assert (Q[:, : n - 2] @ K[:, : n - 2].T).shape == (d, d)
+    assert_close(K[:, : n - 2].T @ Q[:, : n - 2], scores[: n - 2, : n - 2], **EXACT)
 
 
 @pytest.mark.question("nyu-1.3a")
-def test_self_attention_equals_pytorchs():
+def test_self_attention_agrees_with_the_multihead_attention_of_pytorch():
     layer = SelfAttention(12, heads=3, dtype=F64)
     peer = nn.MultiheadAttention(12, 3, batch_first=True, dtype=F64)
     *parts, output = layer.attention.children()
@@ -387,6 +401,67 @@ def test_a_permutation_matrix_may_have_ones_on_its_diagonal():
 
 
 @pytest.mark.question("nyu-1.3c")
+def test_in_columns_the_same_matrix_is_the_inverse_permutation():
+    A = torch.tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0]], dtype=F64)
+    x = tokens(3, 2)
+    assert (A @ x).equal(x[[1, 2, 0]])  # tokens in rows
+    assert (x.T @ A).equal(x[[2, 0, 1]].T)  # tokens in columns
+    assert (x.T @ A.T).equal(x[[1, 2, 0]].T)
+    # The layer, whose tokens are rows, has this matrix for the first permutation.
+    output, weights = permutation_attention([1, 2, 0], 2, dtype=F64)(
+        x[None], return_weights=True
+    )
+    assert weights[0, 0].equal(A)
+    assert output[0].equal(x[[1, 2, 0]])
+
+
+@pytest.mark.question("nyu-1.3c", "nyu-1.3e")
+@pytest.mark.parametrize("offset", [-2, 1, 3])
+@pytest.mark.parametrize("start", [0, 1000])
+def test_sinusoids_and_one_matrix_shift_sequences_of_any_length(offset, start):
+    positions = SinusoidalPositions(64, combine="concatenate")
+    d, p = 3, 64
+    layer = SelfAttention(
+        d, positions=positions, head_dim=p, value_head_dim=d, bias=False, scale=5.0
+    ).double()
+    set_weights(
+        layer,
+        query=F.pad(positions.shift_matrix(offset), (d, 0)),
+        key=F.pad(torch.eye(p), (d, 0)),
+        value=F.pad(torch.eye(d), (0, p)),
+        output=torch.eye(d),
+    )
+    for n in (20, 200):
+        x = tokens(1, n, d)
+        embedded = positions.embeddings(n, start=start).to(x)[None]
+        joined = torch.cat([x, embedded], dim=-1)
+        _, weights = layer.attention(joined, return_weights=True)
+        i = torch.arange(n)
+        inside = (i + offset >= 0) & (i + offset < n)
+        on_target = weights[0, 0, i[inside], (i + offset)[inside]]
+        assert on_target.min() > 0.99
+    if start == 0:
+        hard_shift = x[:, (i + offset).clamp(0, n - 1)]
+        error = (layer(x) - hard_shift).norm(dim=-1)[0, inside]
+        assert error.max() < 0.01 * torch.cdist(x, x).max()
+
+
+@pytest.mark.question("nyu-1.3e")
+def test_a_relative_bias_shifts_tokens():
+    n, offset, c = 6, 1, 8.0
+    layer = SelfAttention(3, bias=False, dtype=F64)
+    eye = torch.eye(3, dtype=F64)
+    set_weights(layer, query=0 * eye, key=eye, value=eye, output=eye)
+    i = torch.arange(n)
+    bias = c * (i == rearrange(i, "i -> i 1") + offset).to(F64)
+    x = tokens(2, n, 3)
+    output = layer(x, bias=bias)
+    assert_close(output[:, :-1], softened(x, c)[:, 1:], **EXACT)
+    # No key is to the right of the last position: it gets the mean of all tokens.
+    assert_close(output[:, -1], x.mean(dim=1), **EXACT)
+
+
+@pytest.mark.question("nyu-1.3c")
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 100.0, math.inf])
 def test_equal_queries_and_keys_are_no_identity_when_norms_differ(scale):
     eye = torch.eye(2, dtype=F64)
@@ -453,8 +528,8 @@ def test_two_tokens_of_one_length_can_be_swapped_without_positions():
 
 @pytest.mark.question("nyu-1.3c")
 @pytest.mark.parametrize("heads", [1, 2, 3])
-def test_at_equal_tokens_soft_heads_without_positions_hear_all_alike(heads):
-    # A permutation would hear one token and no other.
+def test_at_equal_tokens_every_output_depends_on_every_token_alike(heads):
+    # Soft heads without positions. A permutation would depend on one token only.
     n, d = 5, 6
     layer = SelfAttention(d, heads, dtype=F64)
     randomize_biases(layer)
@@ -554,11 +629,20 @@ def test_a_position_wise_linear_layer_mixes_no_positions_but_a_kernel_of_three_d
 
 @pytest.mark.question("nyu-1.3d")
 def test_self_attention_has_as_many_outputs_as_inputs():
-    # A 3 × 5 matrix of weights, one row per full window, is none of self-attention's.
-    layer = SelfAttention(6, heads=2, positions=OneHotPositions(5))
-    output, weights = layer(torch.randn(1, 5, 6), return_weights=True)
-    assert weights.shape[-2:] == (5, 5)
-    assert output.shape[1] == 5
+    # A 3 × 5 matrix, one row per full window, is a part of what self-attention does.
+    x, kernel = tokens(1, 5, 2), torch.eye(2, dtype=F64)[..., None].expand(2, 2, 3) / 3
+    full_windows = F.conv1d(x.mT, kernel).mT
+    assert full_windows.shape[1] == 3
+    outputs = {
+        mode: convolution_attention(kernel, length=5, padding_mode=mode)(x)
+        for mode in ("zeros", "replicate")
+    }
+    for output in outputs.values():
+        assert output.shape[1] == 5
+        assert_close(output[:, 1:-1], full_windows, **EXACT)
+    # The first and the last output depend on what lies beyond the border.
+    ends = (outputs["zeros"] - outputs["replicate"])[:, [0, -1]]
+    assert_close(ends, -x[:, [0, -1]] / 3, **EXACT)
 
 
 @pytest.mark.parametrize("length", [1, 4, 7])
@@ -654,6 +738,60 @@ def test_equal_weights_in_a_window_are_an_average_and_nothing_more():
     pooled = F.avg_pool1d(x.mT, 3, stride=1, padding=1, count_include_pad=False)
     assert_close(output, pooled.mT, **EXACT)
     assert_close(weights[0, 0, 1:-1][window[1:-1]], torch.full((9,), 1 / 3).double())
+
+
+@pytest.mark.question("nyu-1.3e")
+def test_a_band_of_thirds_comes_from_positions_and_not_from_tokens():
+    # Two equal tokens with different neighbors: an average would tell them apart.
+    n = 5
+    x = torch.tensor([1.0, 4.0, 1.0, 9.0, 9.0], dtype=F64)[None, :, None]
+    band = torch.full((1, 1, 3), 1 / 3, dtype=F64)
+    wanted = convolved(x, band, padding_mode="replicate")
+    assert wanted[0, 0] != wanted[0, 2]
+    blind = SelfAttention(1, heads=3, head_dim=4, dtype=F64)
+    output = blind(x)
+    assert_close(output[0, 0], output[0, 2], **EXACT)
+
+    # With positions, scores of c within the window and zero elsewhere tend to the band.
+    i = torch.arange(n)
+    window = (i - rearrange(i, "i -> i 1")).abs() <= 1
+    errors = []
+    for c in (2.0, 8.0, 32.0):
+        powers = torch.where(window, math.exp(c), 1.0)
+        weights = (powers / powers.sum(dim=1, keepdim=True)).double()[None]
+        layer = heads_that_weigh(weights, torch.ones(1, 1, 1, dtype=F64))
+        errors.append((layer(x) - wanted)[0, 1:-1].abs().max().item())
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-6
+
+
+@pytest.mark.question("nyu-1.3e")
+@pytest.mark.parametrize("taps", [2, 3, 5])
+@pytest.mark.parametrize("sharpness", [0.5, 3.0])
+def test_softness_scales_a_convolution_and_adds_a_constant(taps, sharpness):
+    n = 7
+    weight, x = tokens(5, 3, taps), tokens(2, n, 3)
+    options = {"length": n, "padding_mode": "replicate"}
+    soft = convolution_attention(weight, sharpness=sharpness, **options)(x)
+    exact = convolved(x, weight, padding_mode="replicate")
+    kappa = n / (math.exp(sharpness) + n - 1)
+    mean = x.mean(dim=1, keepdim=True)
+    constant = mean @ weight.sum(dim=-1).T
+    assert_close(soft, (1 - kappa) * exact + kappa * constant, **EXACT)
+
+    # One more head, which attends uniformly, takes the constant off.
+    i = torch.arange(n)
+    shifts = rearrange(torch.arange(taps) - (taps - 1) // 2, "t -> t 1")
+    eye = torch.eye(n, dtype=F64)
+    tables = eye[(i + shifts).clamp(0, n - 1)]
+    tables = (1 - kappa) * tables + kappa / n
+    uniform = torch.full((1, n, n), 1 / n, dtype=F64)
+    by_tap = rearrange(weight, "out d tap -> tap out d")
+    extra = -kappa * by_tap.sum(dim=0, keepdim=True)
+    layer = heads_that_weigh(
+        torch.cat([tables, uniform]), torch.cat([by_tap, extra]) / (1 - kappa)
+    )
+    assert_close(layer(x), exact, rtol=0.0, atol=1e-11)
 
 
 @pytest.mark.question("nyu-1.3e")
