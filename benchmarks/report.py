@@ -151,16 +151,26 @@ def headline(record: Record) -> str:
             )
         )
 
+    ratio = statistics.median(row["ratio"] for row in rows)
+    pace = (
+        "about as fast as"
+        if 0.95 <= ratio <= 1.05
+        else ("faster than" if ratio > 1 else "slower than")
+    )
+    cached = median("decoding", "torch", "256 ")
     return (
+        f"**In one sentence: the book's modules are {pace} those of the large "
+        f"libraries, and generating text is {cached} times as fast as with PyTorch's "
+        "own decoder, because ours keeps the keys and values of earlier tokens.**\n\n"
         "We timed the book's modules against PyTorch, torchvision, timm, vit-pytorch "
         "and Hugging Face, with the same weights and inputs, on "
-        f"{threads} CPU threads: of {len(rows)} comparisons, the book is faster in "
+        f"{threads} CPU threads. Of {len(rows)} comparisons, the book is faster in "
         f"{wins}, level in {draws} and slower in {losses}.\n\n"
         "A *ratio* is the other library's time divided by ours, so above 1 ours is "
         f"faster. The median ratio is {median('vision_transformer')} for Vision "
         f"Transformers, {median('encoder_layer')} for encoder layers and "
         f"{median('attention')} for attention alone. In generating 256 tokens, it is "
-        f"{median('decoding', 'torch', '256 ')} against PyTorch, which has no "
+        f"{cached} against PyTorch, which has no "
         f"key-value cache, and {median('decoding', 'Hugging Face', '256 ')} against "
         "Hugging Face, which has one."
     )

@@ -44,9 +44,29 @@ function enlarge(figure) {
   dialog.showModal();
 }
 
+// The keyboard reaches a button; a tap anywhere on the figure does the same.
+function addButton(figure) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "enlarge";
+  const name = figure.querySelector("figcaption strong")?.textContent.replace(/\.$/, "");
+  button.textContent = `Enlarge ${name?.startsWith("Figure") ? name.toLowerCase() : "figure"}`;
+  button.addEventListener("click", () => enlarge(figure));
+  figure.append(button);
+}
+
 document$.subscribe(() => {
   addSwitch();
   document.querySelectorAll("figure.book > p, figure.diagram > .panels").forEach(part => {
     part.addEventListener("click", () => enlarge(part.parentElement));
+    if (!part.parentElement.querySelector(".enlarge")) addButton(part.parentElement);
   });
 });
+
+// On paper a page is light.
+for (const [event, scheme] of [["beforeprint", "default"], ["afterprint", ""]])
+  addEventListener(event, () => {
+    const body = document.body;
+    if (scheme) body.dataset.screen = body.dataset.mdColorScheme;
+    body.dataset.mdColorScheme = scheme || body.dataset.screen;
+  });

@@ -36,6 +36,7 @@ id = "uni-2c"
 source = "uni"
 chapter = "two"
 title = "Third"
+answer = "It is $0$."
 """
 TESTS = '''import pytest
 
@@ -78,6 +79,51 @@ year = 2020
 title = "A Paper"
 venue = "Journal"
 url = "https://example.org"
+note = "How to add."
+"""
+LEDGER = """
+[[group]]
+title = "Sums"
+source = "[[cite me2020 table 1]]"
+measure = "Accuracy"
+note = "Theirs and ours."
+
+[[group.row]]
+what = "adding"
+published = {result = "90%", parameters = "4 M"}
+ours = ["one/part metrics.models.gone", "one/part metrics.models.add"]
+
+[[group.row]]
+what = "counting"
+test = "test_two_and_two_are_four"
+value = "4"
+
+[[group.row]]
+what = "never measured"
+ours = ["nowhere metrics"]
+"""
+PART = {
+    "command": "python examples/one.py cpu --parts part",
+    "device": "cpu (x86_64, Linux)",
+    "seconds": 30.0,
+    "seeds": [0, 1],
+    "metrics": {
+        "models": {
+            "add": {
+                "parameters": 1234,
+                "samples": 5000,
+                "seeds": 2,
+                "million_multiply_adds": 3.0,
+                "minutes": {"mean": 2.0, "min": 1.0, "max": 3.0},
+                "test_accuracy": {"mean": 0.5, "min": 0.25, "max": 0.75},
+            }
+        }
+    },
+}
+TERMS = """
+"softly" = "Not <hard>."
+"loudly" = {meaning = "Not softly.", taught = "chapters/two.md#uni-2c", also = ["LOUD"]}
+"sum" = {meaning = "What is added.", taught = "chapters/two.md#uni-2c", basic = true}
 """
 ERRATUM = """
 [[erratum]]
@@ -173,7 +219,8 @@ GOOD = {
     "docs/errata/one.toml": ERRATUM,
     "docs/errata/two.toml": ERRATUM.replace("uni-1a-sign", "uni-1a-other").replace(
         "#uni-1b", "one.md#uni-1b"
-    ),
+    )
+    + 'kind = "trap"\n',
     "docs/chapters/one.md": CHAPTER,
     "docs/chapters/two.md": f"---\ntitle: Two\nchapter: 2\n---\n\n{BOX}{FORMULAS}",
     "docs/diagrams/two/sum.svg": DRAWN,
@@ -185,7 +232,11 @@ GOOD = {
     "docs/reference/two.md": "# Two",
     "docs/reference/one.md": "# `add` { #transformers_hw.add }\n",
     "docs/glossary.md": "[[list terms]]\n",
-    "docs/glossary.toml": '"softly" = "Not <hard>."\n',
+    "docs/glossary.toml": TERMS,
+    "docs/ledger.toml": LEDGER,
+    "docs/ledger.md": "[[list ledger]]\n",
+    "docs/examples.md": "[[list examples]]\n\nIn [[minutes one]] minutes.\n",
+    "docs/figures/one/part/run.json": json.dumps(PART),
     "docs/figures/one/run.json": json.dumps(RUN),
     "docs/figures/one/curve-light.svg": SVG,
     "docs/figures/one/curve-dark.svg": SVG,
@@ -193,7 +244,8 @@ GOOD = {
         "# Good\n\nWith $x^2 < 3$ and `$`, see [one](../chapters/one.md#uni-1a).",
         "A red square.",
     ),
-    "examples/one.py": '"""Figures of chapter one."""\n',
+    "examples/one.py": '"""Figures of chapter 1: sums."""\n',
+    "examples/two.py": '"""No figures."""\n',
     "src/transformers_hw/__init__.py": "def add():\n    return 2 + 2\n",
     "tests/deep/test_sums.py": TESTS,
 }
@@ -296,6 +348,8 @@ def test_citations_lead_to_their_list(good: Path, chapter: str) -> None:
     assert link in chapter
     works = (good / "references/index.html").read_text("utf-8")
     assert '<p class="reference" id="me2020">' in works
+    place = '<a href="../chapters/one/#uni-1a">First</a>'
+    assert f'<p class="annotation">How to add. Cited in {place}.</p>' in works
 
 
 def test_a_term_is_explained_once_in_a_section(good: Path, chapter: str) -> None:
@@ -303,13 +357,17 @@ def test_a_term_is_explained_once_in_a_section(good: Path, chapter: str) -> None
     assert marks == ["softly", "Softly"]
     terms = (good / "glossary/index.html").read_text("utf-8")
     assert '<dt id="term-softly">softly</dt>' in terms
+    assert '<a href="../chapters/two/#uni-2c">Chapter 2</a>' in terms
+    assert '<span class="also">also LOUD</span>' in terms
+    sums = (good / "chapters/two/index.html").read_text("utf-8")
+    assert 'title="What is added."' not in sums, "it is basic"
 
 
 def test_errata_have_links_that_work_on_any_page(
     good: Path, chapter: str, everything: str
 ) -> None:
     folded = (good / "chapters/two/index.html").read_text("utf-8")
-    assert '<details class="admonition erratum error">' in folded
+    assert '<details class="admonition erratum trap">' in folded
     assert 'id="erratum-uni-1a-other"' in folded
     for page in (chapter, everything):
         assert 'id="erratum-uni-1a-sign"' in page
@@ -324,8 +382,69 @@ def test_the_index_links_answers_and_tests(everything: str) -> None:
     assert len(rows) == 2, "by course and by chapter"
     for link in ("../chapters/two/#uni-2c", "../evidence/#evidence-uni-2c"):
         assert f'href="{link}"' in rows[0]
-    # The first sentence of the answer, without its reference to a figure.
-    assert "as  shows." in re.sub(r"<[^>]+>", "", rows[0])
+    assert "Nothing is added to nothing</a>" in rows[0]
+    assert "It is" in rows[0]
+
+
+def test_errors_and_traps_are_apart(everything: str) -> None:
+    assert everything.index('id="errors"') < everything.index('id="errors-quiz"')
+    assert everything.index('id="errors-quiz"') < everything.index('id="traps"')
+    assert everything.index("erratum-uni-1a-other") > everything.index('id="traps"')
+
+
+def test_the_ledger_has_both_numbers_and_what_they_took(good: Path) -> None:
+    page = (good / "ledger/index.html").read_text("utf-8")
+    rows = [
+        [re.sub(r"<[^>]+>", "", cell) for cell in re.findall("<t[hd].*?</t[hd]>", row)]
+        for row in re.findall("<tr>.*?</tr>", page, re.S)
+    ]
+    assert rows[0][3:] == [
+        "Parameters",
+        "Images seen",
+        "Seeds",
+        "FLOPs per image",
+        "Minutes",
+    ]
+    paper = ["adding", "Me et al. (2020), table 1", "90%", "4 M", *["–"] * 4]
+    ours = ["", "ours", "50.0% (25.0–75.0%)", "1,234", "5,000", "2", "6 M", "2"]
+    assert rows[1:3] == [paper, ours]
+    assert rows[3][:3] == ["counting", "ours", "4"]
+    assert len(rows) == 4, "what was never measured has no row"
+    assert 'href="../figures/one/part/run.json"' in page
+
+
+def test_examples_are_a_gallery(good: Path) -> None:
+    page = (good / "examples/index.html").read_text("utf-8")
+    assert page.index('id="example-one"') < page.index('id="example-two"')
+    assert page.count('src="../figures/one/curve-light.svg#only-light"') == 1
+    assert 'alt="A curve that falls from left to right"' in page
+    text = re.sub(r"<[^>]+>", "", page)
+    assert "sums." in text
+    assert (
+        "cpu: 2.1 min (record); python examples/one.py cpu --parts part: 30 s" in text
+    )
+    assert "In 5 minutes." in text
+
+
+def test_every_page_is_also_markdown(good: Path) -> None:
+    listed = (good / "llms.txt").read_text("utf-8")
+    assert "(chapters/one/index.md)" in listed
+    assert "source/" not in listed
+    page = (good / "chapters/one/index.md").read_text("utf-8")
+    assert page.startswith("# One")
+    assert "### First\n\nA university · question 1(a)" in page
+    assert "Four, softly Me et al. (2020), section 2. The loss is 0.12" in page
+    assert "(Figure: A curve that falls from left to right)" in page
+    assert "- Two and two are four (`tests/deep/test_sums.py`)" in page
+    assert "[[question uni-1b]]" in page, "code is left alone"
+    two = (good / "chapters/two/index.md").read_text("utf-8")
+    assert "> **Answer.**" in two
+    assert "as figure 2.1 shows" in two
+    assert "(Drawing: A sum. 0 + 0)" in two
+    assert "def add(x: int) -> int:\n    return x + 0" in two
+    assert "Claim: It is $-4$" in two
+    assert "- **loudly**: Not softly." in (good / "glossary/index.md").read_text()
+    assert "How to add." in (good / "references/index.md").read_text("utf-8")
 
 
 def test_questions_can_be_listed_without_answers(good: Path) -> None:
@@ -378,6 +497,7 @@ MISTAKES = {
     "[[diagram two/sum]]": "figure two/sum needs a caption",
     "[[code small none]]": "there is no none",
     "[[code small]]": "write [[code module object ...]], not 'small'",
+    "a [[minutes none]]": "there is no chapter 'none'",
     "a [[fig two/none]]": "no chapter shows a figure 'two/none'",
     "a [[cite you2020]]": "references.toml has no 'you2020'",
     "a [[nubmer x]]": "there is no directive [[nubmer ...]]",

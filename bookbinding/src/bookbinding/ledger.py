@@ -1,8 +1,9 @@
 """Put published numbers (docs/ledger.toml) beside those that the examples measured.
 
-A row has `what` is measured and the `published` number. Ours is at the path `ours` of
-the chapter's record, printed in `format`, and took the minutes at the path `minutes`
-(or the whole run's); or it is the `value` that a `test` checks.
+A row says `what` is measured. What is `published` has a result, its source (by default
+the group's), and what else the source tells. Ours is the model at one of the places
+`ours`, the first that a record has (such as "vision_transformer/main metrics"), or the
+`value` that a `test` checks.
 """
 
 from __future__ import annotations
@@ -14,55 +15,103 @@ from xml.etree.ElementTree import Element
 
 from bookbinding import parts, runs
 from bookbinding.directives import Context
+from bookbinding.project import link
 
-NOT_RUN = "not run"
+#: The columns, and under which names a record may keep their numbers.
+COLUMNS = {
+    "Parameters": ("parameters",),
+    "Images seen": ("images_seen", "samples"),
+    "Seeds": ("seeds",),
+    "FLOPs per image": ("million_multiply_adds",),
+    "Minutes": ("minutes",),
+}
+NOTHING = "–"
 
 
 def ledger(context: Context, parent: Element) -> None:
-    """Show a table for each group of numbers, and how ours were measured."""
+    """Show a table for each group of numbers."""
     path = context.project.docs / "ledger.toml"
     for group in tomllib.loads(path.read_text("utf-8"))["group"]:
-        chapter = group.get("chapter", "")
-        run = runs.read_run(context.project.docs, chapter) if chapter else None
-        rows = "\n".join(line(row, run, context) for row in group["row"])
-        context.parse(
-            parent,
-            f"## {group['title']}\n\n"
-            f"[[cite {group['cite']} {group['place']}]]. {group['note'].strip()}\n\n"
-            f"| | Published | Ours | Minutes |\n|---|--:|--:|--:|\n{rows}\n\n"
-            + (measured_by(run, chapter, context, group) if chapter else ""),
-        )
+        rows = [cells for row in group["row"] for cells in lines(row, group, context)]
+        # A column that says nothing is left out.
+        kept = [
+            place
+            for place in range(len(COLUMNS))
+            if any(cells[3 + place] != NOTHING for cells in rows)
+        ]
+        names = [*COLUMNS]
+        head = ["", "Source", group["measure"], *(names[place] for place in kept)]
+        table = [head, ["---", "---", *["--:"] * (1 + len(kept))]]
+        table += [cells[:3] + [cells[3 + place] for place in kept] for cells in rows]
+        text = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+        note = group["note"].strip()
+        context.parse(parent, f"## {group['title']}\n\n{note}\n\n{text}")
 
 
-def line(row: dict[str, str], run: runs.Run | None, context: Context) -> str:
-    """Return a row: the published number, ours if there is one, its minutes."""
-    ours, minutes = NOT_RUN, ""
+def lines(row: dict[str, Any], group: dict[str, Any], context: Context) -> list[Any]:
+    """Return the lines of a row: what is published, and what we measured."""
+    found, what = [], row["what"]
+    if published := row.get("published"):
+        source = published.get("source", group.get("source", ""))
+        told = [published.get(name.lower(), NOTHING) for name in COLUMNS]
+        found.append([what, source, published["result"], *told])
+        what = ""
     if "test" in row:
-        test, value = context.project.test(row["test"]), row["value"]
-        digits = re.sub(r"[,_]", "", value)
-        code = re.sub(r"(?<=\d)_(?=\d)", "", test.code if test else "")
-        if test is None or digits not in re.findall(r"\d+(?:\.\d+)?", code):
-            raise ValueError(f"no test {row['test']} contains {value}")
-        ours = f"[{value}]({parts.line_of(test, context.page)})"
-    elif run is not None and "ours" in row:
-        ours = runs.formatted(runs.value_at(run, row["ours"]), row.get("format", ""))
-        whole = run["seconds"] / 60
-        took = runs.value_at(run, row["minutes"]) if "minutes" in row else whole
-        minutes = f"{took:.1f}"
-    return f"| {row['what']} | {row['published']} | {ours} | {minutes} |"
+        source = f"[ours]({checked(row, context)})"
+        result, empty = row["value"], [NOTHING] * len(COLUMNS)
+        found.append([what, source, result, *empty])
+    elif "ours" in row:
+        measured = measured_at(row["ours"], context)
+        if measured is not None:
+            found.append([what, *measured])
+    return found
 
 
-def measured_by(
-    run: runs.Run | None, chapter: str, context: Context, group: dict[str, Any]
-) -> str:
-    """Say how our numbers were measured, or would be."""
-    script = f"python examples/{chapter}.py"
-    scale = f"At the paper's scale: `{script} gpu`: {NOT_RUN}.\n{{ .made }}"
-    if run is None:
-        return f"Ours: `{script} cpu`: {NOT_RUN}. {scale}"
-    made, images = parts.made_by(run, chapter, context.page), ""
-    if data := run["data"]:
-        images = f"{data['train']:,} images of {data['name']} to train on and "
-        images += f"{data['test']:,} to test on; "
-    ours = group.get("ours", "").strip()
-    return f"Ours: {images}{runs.seeds(run)}. {made} {ours} {scale}"
+def checked(row: dict[str, Any], context: Context) -> str:
+    """Return the address of the test that contains a value."""
+    test, value = context.project.test(row["test"]), row["value"]
+    digits = re.sub(r"[,_]", "", value)
+    code = re.sub(r"(?<=\d)_(?=\d)", "", test.code if test else "")
+    if test is None or digits not in re.findall(r"\d+(?:\.\d+)?", code):
+        raise ValueError(f"no test {row['test']} contains {value}")
+    return parts.line_of(test, context.page)
+
+
+def measured_at(places: list[str], context: Context) -> list[str] | None:
+    """Return the source, result and other numbers of the first model that is there."""
+    for place in places:
+        name, path = place.split()
+        run = runs.read_run(context.project.docs, name)
+        if run is None:
+            continue
+        try:
+            model = runs.value_at(run, path)
+        except KeyError:
+            continue
+        record = link(context.page, f"figures/{name}/run.json")
+        numbers = [number(run, model, keys) for keys in COLUMNS.values()]
+        return [f"[ours]({record})", spread(model["test_accuracy"], ".1%"), *numbers]
+    return None
+
+
+def number(run: runs.Run, model: dict[str, Any], keys: tuple[str, ...]) -> str:
+    """Return a number of a model, if its record has it."""
+    found = next((model[key] for key in keys if key in model), None)
+    if keys == ("seeds",):
+        return str(found or len(run.get("seeds") or [0]))
+    if found is None:
+        return NOTHING
+    if keys == ("minutes",):
+        return f"{found['mean'] if isinstance(found, dict) else found:.0f}"
+    # A multiplication and an addition are two operations.
+    if keys == ("million_multiply_adds",):
+        return f"{2 * found:,.0f} M"
+    return f"{found:,}"
+
+
+def spread(value: Any, spec: str) -> str:
+    """Print a number, or the mean of several seeds with the least and the greatest."""
+    if not isinstance(value, dict):
+        return format(value, spec)
+    mean, low, high = (format(value[key], spec) for key in ("mean", "min", "max"))
+    return mean if low == high else f"{mean} ({low.rstrip('%')}–{high})"

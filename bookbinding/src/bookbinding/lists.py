@@ -8,11 +8,20 @@ import textwrap
 from collections.abc import Callable, Iterable
 from xml.etree.ElementTree import Element
 
-from bookbinding import glossary, ledger, parts
+from bookbinding import glossary, ledger, parts, runs
 from bookbinding.directives import Context, element
 from bookbinding.listings import listing_of
 from bookbinding.project import Project, link
 from bookbinding.questions import Question
+
+#: What the two kinds of errata are.
+ERRATA = {
+    "error": ("Errors", "What a document says and what does not hold."),
+    "trap": (
+        "Traps",
+        "What a document says is right, or left open, and a reader can still go wrong.",
+    ),
+}
 
 
 def listed(context: Context, parent: Element, name: str) -> None:
@@ -25,7 +34,7 @@ def listed(context: Context, parent: Element, name: str) -> None:
         "examples": examples,
         "ledger": ledger.ledger,
         "references": references,
-        "terms": lambda context, parent: glossary.entries(context.project.docs, parent),
+        "terms": glossary.entries,
     }
     if name not in lists:
         raise ValueError(f"there is no list of {name!r}; there are {', '.join(lists)}")
@@ -67,26 +76,17 @@ def tables(
 
 
 def row(question: Question, project: Project, page: str) -> str:
-    """Return a question's line: its answer in one sentence, and its tests."""
+    """Return a question's line: its answer in one sentence, and its first test."""
     if project.answer(question.id) is None:
         return f"| {question.number} {question.title} | not answered | |"
     title = f"[{question.title}]({link(page, question.page, question.id)})"
     worth = f" ({question.worth})" if question.worth else ""
-    _, answer = project.boxes.get(question.id, ("", ""))
-    tests = len(project.evidence(question.id))
+    tests = project.evidence(question.id)
     evidence = link(page, parts.EVIDENCE_PAGE, f"evidence-{question.id}")
-    count = f"[{tests} test{'' if tests == 1 else 's'}]({evidence})"
-    return f"| {question.number} {title}{worth} | {first_sentence(answer)} | {count} |"
-
-
-def first_sentence(text: str) -> str:
-    """Return the first sentence of Markdown, without links to other parts of a page."""
-    text = " ".join(re.split(r"\n\s*\n", text)[0].split())
-    text = re.sub(r"\s*\(?\$\\eqref\{[^}]*\}\$\)?", "", text)
-    text = re.sub(r"\[\[[^\]]*\]\]|\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    found = re.match(r"(?:\$[^$]*\$|`[^`]*`|[^$`])*?[.:](?=\s|$)", text)
-    sentence = re.sub(r"[,;]+(?=;)", "", found[0] if found else text)
-    return sentence.replace("|", "\\vert ").rstrip(" ,;:.") + "." if text else ""
+    more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
+    claim = f"[{tests[0].claim}]({evidence}){more}" if tests else ""
+    answer = question.answer.replace("|", "\\vert ")
+    return f"| {question.number} {title}{worth} | {answer} | {claim} |"
 
 
 def asked(context: Context, parent: Element) -> None:
@@ -104,19 +104,24 @@ def asked(context: Context, parent: Element) -> None:
 
 
 def errata(context: Context, parent: Element) -> None:
-    """List the errata by document, in the order of its questions."""
+    """List errors and traps, each by document, in the order of its questions."""
     project = context.project
     order = list(project.questions)
-    for source, title in project.documents.items():
+    for kind, (title, meaning) in ERRATA.items():
         found = [
             one
             for one in project.errata.values()
-            if one.source == source and one.question in project.questions
+            if one.kind == kind and one.question in project.questions
         ]
-        if found:
-            context.parse(parent, f"## {title}")
-            for one in sorted(found, key=lambda one: order.index(one.question)):
-                parts.show_erratum(context, parent, one)
+        if not found:
+            continue
+        context.parse(parent, f"## {title}\n\n{meaning}")
+        for source, document in project.documents.items():
+            ours = [one for one in found if one.source == source]
+            if ours:
+                context.parse(parent, f"### {document} {{ #{kind}s-{source} }}")
+            for one in sorted(ours, key=lambda one: order.index(one.question)):
+                parts.show_erratum(context, parent, one, folded=True)
 
 
 def evidence(context: Context, parent: Element) -> None:
@@ -135,23 +140,54 @@ def evidence(context: Context, parent: Element) -> None:
 
 
 def examples(context: Context, parent: Element) -> None:
-    """List the examples: what each shows, and how its figures were made."""
+    """Show a gallery of the examples: a figure, what it is about, how long it takes."""
     project, page = context.project, context.page
+    gallery = element(parent, "div", class_="gallery")
     for chapter, (number, title) in project.chapters.items():
         path = f"examples/{chapter}.py"
         code = (project.root / path).read_text("utf-8")
-        made = parts.made_by(parts.known_run(context, chapter), chapter, page)
+        shown = element(gallery, "section")
+        element(shown, "h2", f"{number} {title}", id=f"example-{chapter}")
+        if found := first_figure(project, chapter):
+            name, alt = found
+            picture = element(shown, "p", class_="thumbnail")
+            for mode in ("light", "dark"):
+                source = link(page, f"figures/{name}-{mode}.svg", f"only-{mode}")
+                element(picture, "img", src=source, alt=alt, loading="lazy")
+        about = ast.get_docstring(ast.parse(code)) or ""
+        context.parse(shown, re.sub(rf"^Figures of chapter {number}: ", "", about))
+        names = runs.names(project.docs, chapter)
+        times = "; ".join(
+            parts.timed(parts.known_run(context, name), name, page) for name in names
+        )
         context.parse(
-            parent,
-            f"## {number} {title}\n\n{ast.get_docstring(ast.parse(code)) or ''}\n\n"
-            f"{made}\n{{ .made }}\n\n[The source]({link(page, listing_of(path))}) · "
-            f"[the chapter]({link(page, f'chapters/{chapter}.md')})",
+            shown,
+            f"{times}\n{{ .made }}\n\n"
+            f"[The chapter]({link(page, f'chapters/{chapter}.md')}) · "
+            f"[the source]({link(page, listing_of(path))})",
         )
 
 
+def first_figure(project: Project, chapter: str) -> tuple[str, str] | None:
+    """Return the first figure that a chapter's example drew, and what it shows."""
+    text = (project.docs / f"chapters/{chapter}.md").read_text("utf-8")
+    found = re.search(
+        rf"^ *\[\[figure ({chapter}/[\w/-]+):(.*?)\]\]", text, re.M | re.S
+    )
+    return (found[1], " ".join(found[2].split())) if found else None
+
+
 def references(context: Context, parent: Element) -> None:
-    """List the cited works, by author and year."""
+    """List the cited works, by author and year: what each is for, and who cites it."""
     works = context.project.references
     for key in sorted(works, key=lambda key: (works[key]["authors"], key)):
         text = "{authors} ({year}). [*{title}*]({url}). {venue}.".format(**works[key])
+        note = works[key].get("note", "")
+        cited = ", ".join(
+            f"[{title}]({link(context.page, page, anchor)})"
+            for page, anchor, title in context.project.citations.get(key, [])
+        )
+        back = f" Cited in {cited}." if cited else ""
         context.parse(parent, f"{text}\n{{ #{key} .reference }}")
+        if note or back:
+            context.parse(parent, f"{note}{back}\n{{ .annotation }}")

@@ -301,6 +301,12 @@ def made_by(run: runs.Run, name: str, page: str) -> str:
     )
 
 
+def timed(run: runs.Run, name: str, page: str) -> str:
+    """Say how long a run took, with a link to its record, in Markdown."""
+    record = link(page, f"figures/{name}/run.json")
+    return f"`{run['command']}`: {runs.duration(run)} ([record]({record}))"
+
+
 def size_of(image: Path) -> tuple[int, int]:
     """Return an image's size in pixels, so that the page reserves its space."""
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', image.read_text("utf-8"))
@@ -318,6 +324,15 @@ def number(context: Context, argument: str) -> Element:
     value = runs.value_at(known_run(context, chapter), path)
     made = Element("data", {"value": str(value)})
     made.text = AtomicString(runs.formatted(value, spec))
+    return made
+
+
+def minutes(context: Context, chapter: str) -> Element:
+    """Say how long a chapter takes to read."""
+    if chapter not in context.project.chapters:
+        raise ValueError(f"there is no chapter {chapter!r}")
+    made = Element("span")
+    made.text = AtomicString(str(context.project.minutes(chapter)))
     return made
 
 

@@ -16,9 +16,20 @@ from mkdocs.plugins import (
     get_plugin_logger,
 )
 from mkdocs.structure.files import Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
-from bookbinding import glossary, listings, lists, notebooks, parts, runs
+from bookbinding import (
+    exercises,
+    glossary,
+    listings,
+    lists,
+    notebooks,
+    parts,
+    plain,
+    runs,
+    search,
+)
 from bookbinding.directives import Directives
 from bookbinding.formulas import render_formulas
 from bookbinding.project import Project
@@ -32,6 +43,7 @@ NOT_PROSE = re.compile(
     r".*?</\2>|<[^>]*>",
     re.S,
 )
+LISTED_LAST = re.compile(r"\[\[list (?:questions|references)\]\]")
 
 log = get_plugin_logger("bookbinding")
 
@@ -62,9 +74,15 @@ class Bookbinding(BasePlugin[Settings]):
                 "code": parts.code,
                 "erratum": parts.erratum,
                 "errata": parts.errata,
+                "exercise": exercises.exercise,
                 "list": lists.listed,
             },
-            inline={"number": parts.number, "cite": parts.cite, "fig": parts.fig},
+            inline={
+                "number": parts.number,
+                "cite": parts.cite,
+                "fig": parts.fig,
+                "minutes": parts.minutes,
+            },
         )
         config.markdown_extensions.append(self.directives)  # type: ignore[arg-type]
         terms = glossary.abbreviations(Path(config.docs_dir))
@@ -75,8 +93,13 @@ class Bookbinding(BasePlugin[Settings]):
     def on_files(self, files: Files, *, config: MkDocsConfig) -> None:
         """Read the project anew, and add the listings of its source."""
         self.project = Project(self.root, Path(config.docs_dir))
+        self.project.exercises = exercises.read_exercises(self.root)
         self.directives.project = self.project
         listings.add_listings(files, config, self.root)
+
+    def on_nav(self, nav: Navigation, **_: Any) -> None:
+        """Remember the order of the pages."""
+        self.nav = nav
 
     def on_page_markdown(self, markdown: str, *, page: Page, **_: Any) -> None:
         """Tell the directives which page they are on."""
@@ -92,6 +115,8 @@ class Bookbinding(BasePlugin[Settings]):
         if name.endswith(".ipynb"):
             html = notebooks.adapt(html, page, files)
         self.project.note_answers(html, name)
+        if name.startswith("chapters/"):
+            self.project.note_citations(html, name, page.title or "")
         for image in NO_ALT.findall(html):
             log.warning("%s: no alt text: %s", name, image[:200])
         self.warn_of_copied_numbers(html, name)
@@ -101,23 +126,23 @@ class Bookbinding(BasePlugin[Settings]):
     def warn_of_copied_numbers(self, html: str, name: str) -> None:
         """Warn of numbers that a run recorded and a hand copied into a chapter."""
         folder, _, chapter = name.removesuffix(".md").rpartition("/")
-        run = (
-            runs.read_run(self.project.docs, chapter) if folder == "chapters" else None
-        )
-        for typed, path, spec in runs.copied_numbers(
-            NOT_PROSE.sub(" ", html), run or {}
-        ):
-            use = f"[[number {chapter} {path} {spec}]]"
-            log.warning("%s: %s is typed by hand: write %s", name, typed, use)
+        found = runs.names(self.project.docs, chapter) if folder == "chapters" else []
+        prose = NOT_PROSE.sub(" ", html)
+        for one in found:
+            run = runs.read_run(self.project.docs, one) or {}
+            for typed, path, spec in runs.copied_numbers(prose, run):
+                use = f"[[number {one} {path} {spec}]]"
+                log.warning("%s: %s is typed by hand: write %s", name, typed, use)
 
     @event_priority(50)
-    def _list_questions(self, env: Any, *, config: MkDocsConfig, files: Files) -> None:
-        """Report what is missing, and list the questions, now that all are rendered."""
+    def _list_last(self, env: Any, *, config: MkDocsConfig, files: Files) -> None:
+        """Report what is missing, and make the lists that need all other pages."""
+        self.files = files
         for gap in self.project.gaps():
             log.warning("%s", gap)
         for file in files.documentation_pages():
             page = file.page
-            if page and "[[list questions]]" in (page.markdown or ""):
+            if page and LISTED_LAST.search(page.markdown or ""):
                 given: Any = {"page": page, "config": config, "files": files}
                 config.plugins.on_page_markdown(page.markdown or "", **given)
                 page.render(config, files)
@@ -129,4 +154,10 @@ class Bookbinding(BasePlugin[Settings]):
         pages = [file.page for file in files.documentation_pages() if file.page]
         render_formulas(pages, self.config.macros)
 
-    on_env = CombinedEvent(_list_questions, _render_formulas)
+    on_env = CombinedEvent(_list_last, _render_formulas)
+
+    def on_post_build(self, *, config: MkDocsConfig, **_: Any) -> None:
+        """Tag what the search should find, and write the pages as Markdown, too."""
+        exercises.bring_along(self.root, Path(config.site_dir))
+        search.add_tags(Path(config.site_dir), self.files, self.project)
+        plain.write(config, self.files, self.nav, self.project)

@@ -21,7 +21,15 @@ FIGURE = re.compile(r'<figure class="(?:book|diagram)" id="figure-([^"]+)">')
 SHOWN = re.compile(r"^ {0,3}\[\[(?:figure|diagram)\s+([\w/-]+)", re.M)
 BOX = re.compile(r"^\[\[question ([\w.-]+)\]\]\n((?:>.*\n?)+)", re.M)
 ERRATUM = re.compile(r'id="erratum-([^"]+)"')
+CITED = re.compile(
+    r'<h[23][^>]*\bid="(?P<anchor>[^"]+)"[^>]*>(?P<title>.*?)</h[23]>'
+    r'|<span class="cite"><a href="[^"]*#(?P<key>[\w-]+)">',
+    re.S,
+)
+LINK_TO_ITSELF = re.compile(r'<a class="headerlink".*?</a>', re.S)
 OBJECT = re.compile(r'<autoref [^>]*identifier="(transformers_hw\.[\w.]+)"')
+#: Slower than a novel: there are formulas to follow.
+WORDS_A_MINUTE = 160
 
 
 @dataclass(frozen=True)
@@ -63,12 +71,18 @@ class Project:
         docs: The folder of the pages.
         answers: What the pages rendered so far answer.
         errata_shown: The ids of the errata that they show.
+        citations: Where they cite a work, by its key: page, anchor and title.
+        exercises: The exercises, by name.
+        exercises_shown: The names of those that the pages show.
     """
 
     root: Path
     docs: Path
     answers: list[Answer] = field(default_factory=list)
     errata_shown: list[str] = field(default_factory=list)
+    citations: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)
+    exercises: dict[str, Any] = field(default_factory=dict)
+    exercises_shown: list[str] = field(default_factory=list)
 
     @cached_property
     def questions(self) -> dict[str, questions.Question]:
@@ -133,6 +147,17 @@ class Project:
                 found[id_] = asked.strip(), answer.strip()
         return found
 
+    def minutes(self, chapter: str) -> int:
+        """Return the minutes that a chapter takes to read, without code and answers."""
+        text = (self.docs / f"chapters/{chapter}.md").read_text("utf-8")
+        prose = re.sub(
+            r"^ *```.*?^ *```|^ *\[\[\w+.*?\]\]|\$\$.*?\$\$",
+            "",
+            text,
+            flags=re.M | re.S,
+        )
+        return 5 * max(1, round(len(prose.split()) / WORDS_A_MINUTE / 5))
+
     def evidence(self, question: str) -> list[questions.Test]:
         """Return the tests that carry a question's marker."""
         return [test for test in self.tests if question in test.questions]
@@ -161,6 +186,18 @@ class Project:
         if page.startswith("chapters/"):
             self.errata_shown += ERRATUM.findall(html)
 
+    def note_citations(self, html: str, page: str, title: str) -> None:
+        """Note which sections of a page cite which works."""
+        anchor = ""
+        for found in CITED.finditer(html):
+            if found["anchor"]:
+                anchor = found["anchor"]
+                title = re.sub(r"<[^>]+>", "", LINK_TO_ITSELF.sub("", found["title"]))
+                continue
+            places = self.citations.setdefault(found["key"], [])
+            if (page, anchor, title) not in places:
+                places.append((page, anchor, title))
+
     def gaps(self) -> Iterator[str]:
         """Say what is missing: answers, evidence, questions, errata."""
         counts = Counter(answer.question for answer in self.answers)
@@ -177,6 +214,10 @@ class Project:
         for test in self.tests:
             for id_ in set(test.questions) - set(self.questions):
                 yield f"{test.path}:{test.line}: no question {id_!r}"
+        shown = Counter(self.exercises_shown)
+        for name in self.exercises:
+            if shown[name] != 1:
+                yield f"exercise {name} is shown {shown[name]} times, not once"
         shown = Counter(self.errata_shown)
         for id_, erratum in self.errata.items():
             place = f"errata/{erratum.chapter}.toml: {id_}"

@@ -24,6 +24,7 @@ class Question:
     course: str
     place: str
     points: float | None = None
+    answer: str = ""
 
     @property
     def page(self) -> str:

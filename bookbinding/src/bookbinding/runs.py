@@ -24,6 +24,13 @@ def read_run(docs: Path, chapter: str) -> Run | None:
     return _read(path, path.stat().st_mtime_ns) if path.is_file() else None
 
 
+def names(docs: Path, chapter: str) -> list[str]:
+    """Return the names of a chapter's records: its own, and those of its parts."""
+    figures = docs / "figures"
+    found = (figures / chapter).glob("**/run.json")
+    return sorted(path.parent.relative_to(figures).as_posix() for path in found)
+
+
 @cache
 def _read(path: Path, modified: int) -> Run:
     return json.loads(path.read_text("utf-8"))
