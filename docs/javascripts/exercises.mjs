@@ -1,6 +1,7 @@
 // Exercises in the page: a button that checks an answer by Python in a Worker. Nothing is
 // loaded before the first click, nothing is sent anywhere, and progress stays in the browser.
 const KEY = "exercises-solved", SECONDS = 10;
+const WORKER = new URL("../assets/exercises/worker.mjs", import.meta.url);
 let worker = null, busy = null;
 
 function solved() {
@@ -61,7 +62,7 @@ function check(box, button) {
   button.disabled = true;
   report(box, worker ? "Checking …" : "Loading Python (9 MB, once) …", "waiting");
   if (!worker) {
-    worker = new Worker(new URL(box.dataset.worker, location.href), { type: "module" });
+    worker = new Worker(WORKER, { type: "module" });
     worker.onmessage = heard;
     worker.onerror = () => heard({ data: { state: "failed", text: "the Worker did not start" } });
   }

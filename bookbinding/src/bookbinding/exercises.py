@@ -20,7 +20,6 @@ from markdown.util import AtomicString
 
 from bookbinding.directives import Context, element
 from bookbinding.listings import highlighted
-from bookbinding.project import link
 
 FOLDER = Path("src/transformers_hw/exercises")
 # What tools/page_python.py fetched: Python, NumPy and einops for browsers.
@@ -126,11 +125,9 @@ def exercise(context: Context, parent: Element, name: str) -> None:
     summary = element(folded, "summary", "Exercise: ")
     element(summary, "strong", AtomicString(shown.title))
     element(summary, "span", AtomicString(f" {settings['level']}"), class_="level")
-    address = link(context.page, f"{ASSETS}/worker.mjs")
     box = element(folded, "div", class_="answer")
     box.set("data-exercise", name)
     box.set("data-kind", settings["kind"])
-    box.set("data-worker", address)
     context.parse(element(box, "div", class_="task"), shown.task)
     label = f"Your answer: {shown.title}"
     if settings["kind"] == "Choice":

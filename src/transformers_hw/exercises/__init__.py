@@ -25,7 +25,16 @@ from typing import Any
 
 from transformers_hw.exercises.kinds import Choice, Code, Exercise, Feedback, Number
 
-__all__ = ["Exercise", "Feedback", "check", "load", "names", "solution", "stub"]
+__all__ = [
+    "Exercise",
+    "Feedback",
+    "check",
+    "check_source",
+    "load",
+    "names",
+    "solution",
+    "stub",
+]
 
 FOLDER = Path(__file__).parent
 CHAPTERS = (
@@ -92,6 +101,36 @@ def check(name: str, submission: Any, *, seed: int = 0, array: Any = None) -> Fe
         False
     """
     return load(name).check(submission, seed=seed, array=array)
+
+
+def check_source(name: str, source: str) -> Feedback:
+    """Check the text of an answer: a file that defines the function, or a value.
+
+    Args:
+        name: Name of the exercise.
+        source: Python that defines the function; for other exercises, what was typed.
+
+    Returns:
+        What is right or wrong about it.
+
+    Examples:
+        >>> print(check_source("attention/softmax", "def softmax(scores, scale)"))
+        The text could not be run: SyntaxError: expected ':' (line 1)
+    """
+    exercise = load(name)
+    if isinstance(exercise, Choice | Number):
+        return exercise.check(source)
+    defined: dict[str, Any] = {"__name__": "answer"}
+    try:
+        exec(compile(source, "answer", "exec"), defined)
+    except SyntaxError as error:
+        text = f"{type(error).__name__}: {error.msg} (line {error.lineno})"
+        return Feedback(False, f"The text could not be run: {text}")
+    except BaseException as error:
+        return Feedback(False, f"The text stopped with {type(error).__name__}: {error}")
+    if exercise.function_name not in defined:
+        return Feedback(False, f"The text defines no {exercise.function_name!r}.")
+    return exercise.check(defined[exercise.function_name])
 
 
 def stub(name: str) -> str:
