@@ -20,7 +20,7 @@ Read the modules in this order:
    ][transformers_hw.attention_as_convolution.convolution_from_attention] approximates
    an attention layer by a convolution, with a bound on the error. Then `metrics`:
    [`head_metrics`][transformers_hw.attention_as_convolution.head_metrics] measures how
-   near a layer has come to a small one.
+   close a layer is to a small convolution.
 4. `assignment`: the encodings and plots that the assignment asks for by name.
 5. `learned_relative` and `image_bert`: the paper's models. The heads of an [`ImageBert`
    ][transformers_hw.attention_as_convolution.ImageBert] learn where to attend.

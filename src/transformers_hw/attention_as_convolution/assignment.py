@@ -29,7 +29,7 @@ from transformers_hw.positional_encoding import (
 
 @runtime_checkable
 class _Axes(Protocol):
-    """What a plot must offer; matplotlib's `Axes` does."""
+    """Axes that show images, such as matplotlib's."""
 
     def imshow(self, X: object, /) -> object:  # noqa: N803
         """Show a matrix as an image."""
@@ -98,15 +98,15 @@ class RelativePositionalEmbedding(nn.Module):
     \end{pmatrix}
     $$
 
-    Their product is a completed square but for a constant,
+    Their product is a square, up to a constant,
 
     $$
     v^\top r_\delta = -\alpha\left(\lVert \delta - \Delta \rVert^2 + c\right),
     \qquad c = -\lVert\Delta\rVert^2,
     $$
 
-    to which softmax is blind. Since $\delta = q - k$ here, the head attends to the
-    pixel $q - \Delta$. This form is for reading. For computing, take
+    which cancels in the softmax. Since $\delta = q - k$ here, the head attends to the
+    pixel $q - \Delta$. This form is for reading. For computing, use
     [`GaussianSelfAttention`
     ][transformers_hw.attention_as_convolution.GaussianSelfAttention]: the terms here
     are large and cancel, which fails in half precision.

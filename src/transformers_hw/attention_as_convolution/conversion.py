@@ -170,7 +170,7 @@ def attention_from_convolution(
 
     A convolution adds $X_{q+\delta} T_\delta$ over the offsets $\delta$ of its window.
     A hard head with center $\delta$ fetches $X_{q+\delta}$, and its $W^{(h)}$ can be
-    any matrix, so one head per tap gives the same sum. Attention does by itself:
+    any matrix, so one head per tap gives the same sum. Attention covers by itself:
 
     - taps and dilation: one head per tap, with center $\delta$;
     - channels, groups and bias: $W^{(h)}$, block-diagonal for groups, and $b$;
@@ -185,8 +185,8 @@ def attention_from_convolution(
     Args:
         conv: An `nn.Conv1d` or `nn.Conv2d`: any kernel, dilation, stride, groups,
             bias, padding and padding mode. Its weights are copied.
-        heads: `"taps"` for one Gaussian head per tap; `"fewest"` for as few heads as
-            position-only attention allows, with tabulated weights (see
+        heads: `"taps"` for one Gaussian head per tap; `"fewest"` for heads with
+            tabulated weights, as many as the rank of the taps, or one more (see
             [`fewest_heads`][transformers_hw.attention_as_convolution.fewest_heads]):
             at most two for a kernel between single channels.
         sharpness: $\alpha$ of the Gaussian heads. At the default, hard heads, the
@@ -197,8 +197,8 @@ def attention_from_convolution(
         A module that takes and returns what the convolution does.
 
     Raises:
-        TypeError: If `conv` is anything else, even a subclass, which may compute
-            anything else.
+        TypeError: If `conv` is of another class, even a subclass, whose forward pass
+            may differ.
         ValueError: If `heads` is unknown, `sharpness` is not positive, or tabulated
             heads are given a finite sharpness; or if `conv` has hooks, which its
             replacement would not run.

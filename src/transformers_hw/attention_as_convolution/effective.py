@@ -17,7 +17,7 @@ from transformers_hw._engine.arguments import check_sizes
 from transformers_hw._engine.shapes import checked
 from transformers_hw.attention_as_convolution.gaussian import GaussianSelfAttention
 
-# Beyond this, a layer is so flat that its convolution would be of no use.
+# Kernels of layers that are flatter than this would be too large to be useful.
 LARGEST_RADIUS = 500
 
 
@@ -42,7 +42,7 @@ class EffectiveConvolution(NamedTuple):
 def effective_kernel(
     layer: GaussianSelfAttention, size: int
 ) -> Float[Tensor, "e d size size"]:
-    r"""Return the kernel of the convolution that a Gaussian layer is off the border.
+    r"""Return the effective kernel of a Gaussian layer: its taps away from the border.
 
     $$
     T_\delta = \sum_h p_h(\delta)\, W^{(h)}, \qquad
@@ -104,10 +104,10 @@ def convolution_from_attention(
     = 1 - p_h(B) = \varepsilon_h,
     $$
 
-    whatever the image, so that output channel $e$ is off by at most
+    for every image, so output channel $e$ is off by at most
     $\max|x| \sum_h \varepsilon_h \lVert W^{(h)}_{:,e} \rVert_1$. Where the window
     leaves the image, the layer renormalizes and the convolution replicates; both
-    weights sum to at most one, so that 2 takes the place of $\varepsilon_h$. Hard
+    weights sum to at most one, so 2 takes the place of $\varepsilon_h$. Hard
     heads clamp, which is replication: for them the error is zero everywhere.
 
     Args:

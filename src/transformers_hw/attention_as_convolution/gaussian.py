@@ -328,9 +328,9 @@ class GaussianSelfAttention(nn.Module):
         """Return two factors of minus the squared distances of keys to their target.
 
         For the key n nearest to the target t, (n - t)² - (k - t)² is
-        (n - k) ((n - t) + (k - t)). Softmax is blind to what is added to all keys, and
-        the factors are exact even if t is far outside the image: whole numbers, but for
-        what rounds the center to one, which is subtracted last.
+        (n - k) ((n - t) + (k - t)). Softmax ignores what is added to all scores. The
+        factors stay exact even if t is far outside the image: they are integers, except
+        for the fractional part of the center, which is subtracted last.
         """
         centers = rearrange(widen(self.head_centers()[:, axis]), "h -> h 1 1")
         shift = centers.detach().round()

@@ -1,4 +1,4 @@
-r"""A BERT for images: the models in which the theorem was put to the test.
+r"""A BERT for images: the models of the paper's experiments.
 
 Pixels are concatenated two by two into tokens, which keep their positions on a grid;
 layers of attention and feed-forward networks follow, then the mean of all tokens, and a

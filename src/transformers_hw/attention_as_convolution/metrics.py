@@ -1,4 +1,4 @@
-r"""Metrics of trained heads: how near a layer has come to a small convolution."""
+r"""Metrics of trained heads: how close a layer is to a small convolution."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class HeadMetrics:
 def head_metrics(
     layer: GaussianSelfAttention, *, tolerance: float = 0.1
 ) -> HeadMetrics:
-    r"""Measure how near a Gaussian attention layer has come to a small convolution.
+    r"""Measure how close a Gaussian attention layer is to a small convolution.
 
     The effective kernel is $T_\delta = \sum_h p_h(\delta) W^{(h)}$ (see
     [`effective_kernel`][transformers_hw.attention_as_convolution.effective_kernel]).

@@ -159,7 +159,7 @@ class RelativeTableAttention(nn.Module):
 def fewest_heads(
     taps: Float[Tensor, "offsets numbers"],
 ) -> tuple[Float[Tensor, "heads offsets"], Float[Tensor, "heads numbers"]]:
-    r"""Factorize the taps of a kernel into as few position-only heads as possible.
+    r"""Factorize a kernel's taps into position-only heads: their rank, or one more.
 
     A convolution has taps $T_\delta$, matrices from input to output channels, one for
     each offset $\delta$ of its window. Position-only heads with weights $p_h(\delta)$
@@ -185,11 +185,12 @@ def fewest_heads(
     Whether there is such a vector is a question of linear programming: there is one if
     and only if the convex hull of the rows of $(u_1, \dots, u_r)$, those of $S$, misses
     the origin. Gilbert's algorithm searches for the point of the hull nearest to the
-    origin, which answers it. If $r > 1$, a positive vector whose entries differ by more
-    than a thousandfold is passed over for $r + 1$ heads, since the others would nearly
-    coincide with it, and $W$ lose as many digits. If $r = 1$ there are no others: a
-    kernel of one sign always gets one head. Taps below $10^{-12}$ of the whole count as
-    zero.
+    origin, which answers it. So the result has the least possible number of heads, with
+    one exception: if $r > 1$ and the search finds no positive vector whose entries are
+    within a factor of 1000 of each other, it has $r + 1$ heads. With a more uneven
+    vector, $r$ heads would nearly coincide, and $W$ would lose digits. A kernel of
+    rank 1 and one sign always has one head. Taps below $10^{-12}$ of the whole count
+    as zero.
 
     Args:
         taps: $T$, the numbers of one offset per row. Computed in float64.
