@@ -233,7 +233,7 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         axes.axhline(floor, color=theme.ink, linestyle=":")
         axes.annotate(
             "least error of one head that knows only positions",
-            (0.15, floor * 0.6),
+            (0.42, floor * 0.6),
             va="top",
         )
         axes.set(
