@@ -168,7 +168,7 @@ def learning_curve(
     second: Tensor,
     seed: int,
 ) -> list[float]:
-    """Train a layer to give $W_1 x_{i-1} + W_2 x_{i+1}$; return its training loss."""
+    """Train a layer to give $x_{i-1}W_1 + x_{i+1}W_2$; return its training loss."""
     config = experiment.config
 
     def make(samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -239,7 +239,7 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         axes.set(
             yscale="log", xlabel="fraction of training", ylabel="mean squared error"
         )
-        axes.set(title=r"$W_1 x_{i-1} + W_2 x_{i+1}$: two heads can, one cannot")
+        axes.set(title=r"$x_{i-1}W_1 + x_{i+1}W_2$: two heads can, one cannot")
 
     return {"sharing": (sharing, 2.7), "neighbors": (task, 3.2)}
 
