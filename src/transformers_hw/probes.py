@@ -1,7 +1,7 @@
-r"""Probes: reading what a model has learned.
+r"""Probes: inspect what a model has learned.
 
 No module of the book stores its attention weights. A probe captures them while the
-model runs, or reads the parameters, and leaves the model as it was.
+model runs, or reads the parameters, and leaves the model unchanged.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,15 +32,15 @@ def capture_weights(
 ) -> Iterator[dict[str, list[Tensor]]]:
     """Record the attention weights of a model while it runs.
 
-    Within the block, every attention layer of the model computes its weights
+    Within the `with` block, every attention layer of the model computes its weights
     explicitly: every
     [`MultiHeadAttention`][transformers_hw.multi_head_attention.MultiHeadAttention],
     and any other layer whose `forward` takes `return_weights` and then returns
     `(output, weights)`. If such layers are nested, the innermost are recorded.
 
-    The model returns what it always does, up to rounding and the random draws of
-    dropout. Compiled modules run uncompiled. The hooks are removed when the block is
-    left, also by an error.
+    The model's output is the same as outside the block, up to rounding and the random
+    draws of dropout. Compiled modules run uncompiled. The hooks are removed when the
+    block is left, also by an error.
 
     Args:
         model: A model that contains such a layer, or is one.
@@ -101,9 +101,9 @@ def attention_rollout(
     $$
 
     Here $\operatorname{rows}$ divides each row by its sum, and the identity stands for
-    the residual connection. Rows of $R$ sum to one: row $i$ says where the output
-    token $i$ would come from if values were only ever averaged. That is a reading, not
-    an attribution: projections and feed-forward networks are left out.
+    the residual connection. Rows of $R$ sum to one: row $i$ holds the share of each
+    input token in the output token $i$, if a layer did nothing but average. Rollout is
+    not an attribution: it ignores projections and feed-forward networks.
 
     Args:
         weights: The self-attention weights of each layer, the first layer first; or
@@ -236,8 +236,8 @@ def position_similarity(
     S_{ij,kl} = \frac{P_{ij} \cdot P_{kl}}{\lVert P_{ij}\rVert\,\lVert P_{kl}\rVert}
     $$
 
-    The map shows whether a table that was learned without a notion of rows and columns
-    has discovered them: then $S_{ij}$, drawn as an image, has a cross through $(i, j)$.
+    If a learned table has discovered rows and columns, $S_{ij}$, drawn as an image,
+    has a cross through $(i, j)$.
 
     Args:
         embeddings: The embeddings of a grid, such as `model.positions.embeddings()` of

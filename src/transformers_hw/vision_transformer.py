@@ -1,7 +1,7 @@
-r"""The Vision Transformer: an image read as a sequence of patches.
+r"""The Vision Transformer: classify an image as a sequence of patches.
 
 An image is cut into patches, each patch becomes a token, a class token is put in
-front, positional embeddings are added, and a Transformer encoder follows:
+front, position embeddings are added, and a Transformer encoder follows:
 
 $$
 z_0 = [\,x_\text{class};\; x_1 E;\; \dots;\; x_n E\,] + P,
@@ -12,9 +12,9 @@ y = N(z_L)_0\, W + b
 $$
 
 Here $x_i$ holds the pixels of patch $i$ in one row, $E$ is the patch embedding, $P$
-the positional embeddings, and $N$ the encoder's final layer norm. That the image has
-two axes matters in two steps only: where it is cut, and where the positions are
-resampled for an image of another size.
+the position embeddings, and $N$ the encoder's final layer norm. The model uses the
+image's two axes in two steps only: to cut patches, and to interpolate positions for
+an image of another size.
 """
 
 import re
@@ -70,8 +70,7 @@ class PatchEmbedding(nn.Module):
     $$
 
     for patches of $h$ by $w$ pixels. This is a convolution whose stride equals its
-    kernel, the one convolution of a Vision Transformer that sees more than one
-    position at a time: see `as_convolution`.
+    kernel size; `as_convolution` returns it.
 
     Args:
         patch_size: Height and width of a patch in pixels; one number for a square.
@@ -113,13 +112,13 @@ class PatchEmbedding(nn.Module):
     def forward(
         self, images: Float[Tensor, "b {self.channels} height width"]
     ) -> Float[Tensor, "b rows columns dim"]:
-        """Turn images into grids of tokens.
+        """Embed the patches of images.
 
         Args:
             images: Images whose height and width are multiples of the patch's.
 
         Returns:
-            A token for each patch.
+            A grid of tokens, one for each patch.
 
         Raises:
             ValueError: If the patch does not divide the images.
@@ -134,8 +133,8 @@ class PatchEmbedding(nn.Module):
         """Return the convolution that computes the same tokens.
 
         Returns:
-            A convolution with a copy of the weights. The features of its output are
-            in the second axis, as always for convolutions.
+            A convolution with a copy of the weights; its output has the features in
+            the second axis.
 
         Examples:
             >>> embedding, x = PatchEmbedding(4, 3, 5), torch.randn(1, 3, 8, 12)
@@ -177,9 +176,10 @@ class VisionTransformerOptions(LayerOptions, total=False):
 
 @dataclass(frozen=True)
 class VisionTransformerConfig(LayerConfig):
-    """The settings of a Vision Transformer, from which it can be built again.
+    """The settings of a Vision Transformer.
 
-    `VisionTransformer(**asdict(config))` does so; its arguments are described there.
+    `VisionTransformer(**asdict(config))` builds the model again; the arguments are
+    described there.
     """
 
     depth: int
@@ -210,17 +210,16 @@ class VisionTransformer(nn.Module):
     r"""Classify images with a Transformer encoder of patches.
 
     The encoder is the one of the
-    [`transformer`][transformers_hw.transformer.Encoder] chapter, without a decoder or
-    a causal mask; unlike the first Transformer, it is pre-norm and uses GELU. The class
-    token gathers what the head needs to know of the whole image.
+    [`transformer`][transformers_hw.transformer.Encoder] chapter, pre-norm and with
+    GELU; there is no decoder and no mask. The class token collects information from
+    all patches, and the head reads it.
 
-    The class token and its positional embedding are two vectors of which only the sum
-    matters: $x_\text{class} + p_0$. With learned positions both are kept, as
-    `class_token` and `class_position`, so that models have as many parameters as
-    published.
+    Only the sum of the class token and its position embedding enters the model,
+    $x_\text{class} + p_0$. With learned positions both are parameters, `class_token`
+    and `class_position`, so that the number of parameters is the published one.
 
     Images of another size than `image_size` are accepted if the patch divides them:
-    learned positional embeddings are then resampled.
+    learned position embeddings are then interpolated.
 
     Args:
         image_size: Height and width of the images that positions are learned for; one
@@ -234,13 +233,14 @@ class VisionTransformer(nn.Module):
         hidden_dim: Width of the feed-forward networks' hidden layers; `4 * dim` by
             default.
         channels: Number of channels of an image.
-        pool: How to represent an image: `"class"` by the class token, `"mean"` by the
-            mean of the patches' tokens.
-        class_token: Whether there is a class token; by default if `pool` needs it.
-        pooler: What follows pooling: `"norm"`, the final layer norm, which then does
-            not stand before it; `"tanh"`, a linear layer and a tanh; or `None`.
-        positions: `"learned"`, an embedding for each cell of the grid: the paper's 1-D
-            embeddings are this same table, its cells numbered row by row;
+        pool: What the head reads: `"class"`, the class token, or `"mean"`, the mean of
+            the patches' tokens.
+        class_token: Whether there is a class token; by default only if `pool` needs it.
+        pooler: Layer between pooling and head: `"norm"`, the final layer norm, moved
+            from before pooling to after it; `"tanh"`, a linear layer and a tanh, the
+            hidden layer of the paper's pre-training head; or `None`.
+        positions: `"learned"`, an embedding for each position of the grid, the paper's
+            1-D embeddings, numbered row by row;
             `"axial"`, its 2-D embeddings
             ([`AxialPositions2D`][transformers_hw.positional_encoding.AxialPositions2D]);
             `"sinusoidal"`, half for the row and half for the column; or `"none"`.
@@ -374,7 +374,7 @@ class VisionTransformer(nn.Module):
         return cls(image_size, int(found[2]), num_classes=num_classes, **sizes)
 
     def reset_parameters(self) -> None:
-        """Draw small vectors and a small head; Glorot's rule for hidden layers."""
+        """Initialize vectors and head with small numbers, hidden layers by Glorot."""
         for vector in (self.class_token, self.class_position):
             if vector is not None:
                 nn.init.trunc_normal_(vector, std=0.02)
@@ -388,7 +388,7 @@ class VisionTransformer(nn.Module):
 
     @checked
     def reset_head(self, num_classes: int | None) -> None:
-        """Replace the head by a fresh one, to fine-tune the model on other classes.
+        """Replace the head by a new one, to fine-tune the model on other classes.
 
         Args:
             num_classes: Number of classes; `None` for no head.
@@ -422,7 +422,7 @@ class VisionTransformer(nn.Module):
     def embed(
         self, images: Float[Tensor, "b {self.config.channels} height width"]
     ) -> Float[Tensor, "b n {self.config.dim}"]:
-        """Return the tokens that enter the encoder, the class token first, if any."""
+        """Return the tokens that enter the encoder, with any class token first."""
         grid = self.positions(self.patch_embedding(images))
         tokens = rearrange(grid, "b rows columns d -> b (rows columns) d")
         if self.class_token is not None:
@@ -451,7 +451,7 @@ class VisionTransformer(nn.Module):
     def pool(
         self, tokens: Float[Tensor, "b n {self.config.dim}"]
     ) -> Float[Tensor, "b {self.config.dim}"]:
-        """Represent each image by one vector, the input of the head.
+        """Pool the tokens of each image into one vector, the input of the head.
 
         Args:
             tokens: Output of `encode`.
@@ -468,7 +468,7 @@ class VisionTransformer(nn.Module):
     def features(
         self, images: Float[Tensor, "b {self.config.channels} height width"]
     ) -> Float[Tensor, "b {self.config.dim}"]:
-        """Represent each image by one vector, the input of the head.
+        """Return one vector for each image, the input of the head.
 
         Args:
             images: Images that the patch divides.

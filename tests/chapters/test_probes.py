@@ -11,6 +11,7 @@ from bad_calls import assert_refused, bad_calls
 from einops import rearrange
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
@@ -249,6 +250,27 @@ def test_rollout_of_layers_that_see_nothing_is_the_identity():
     assert_same(attention_rollout([blind, blind]), expected)
 
 
+def test_rollout_does_not_see_what_values_carry():
+    """Without values an image cannot reach the class token; rollout still has a map."""
+    sizes = {"num_classes": 7, "dim": 12, "depth": 2, "heads": 2, "channels": 1}
+    model, x = VisionTransformer(6, 2, **sizes, **DOUBLE), torch.randn(2, 1, 6, 6)
+    before = model(x.double())
+    with capture_weights(model) as weights:
+        model(x.double())
+    assert (before[0] - before[1]).abs().max() > 1e-3
+    for layer in model.encoder.layers:
+        nn.init.zeros_(layer.attention.value_proj.weight)
+        nn.init.zeros_(layer.attention.value_proj.bias)
+    with capture_weights(model) as without:
+        after = model(x.double())
+    assert_same(after[0], after[1])
+    first = "encoder.layers.0.attention"
+    assert_same(without[first][0], weights[first][0])
+    rollout = attention_rollout(without)[:, 0, 1:]
+    assert (rollout[0] - rollout[1]).abs().max() > 1e-4
+    assert rollout.min() > 0
+
+
 # --- attention_distance ------------------------------------------------------------
 
 
@@ -294,28 +316,67 @@ def test_a_head_that_attends_nearby_has_a_small_attention_distance():
     assert everywhere == pytest.approx(away.mean().item())
 
 
+def attending_to(targets: list[list[int]]) -> VisionTransformer:
+    """Build a model whose patch i attends to patch targets[l][i] in layer l.
+
+    The images are not read: tokens are their positions, one-hot, and every layer
+    passes them on unchanged. Layer norm makes of a one-hot vector another one, scaled
+    and shifted.
+    """
+    n = len(targets[0])
+    side = math.isqrt(n)
+    sizes = {"dim": n, "heads": 1, "depth": len(targets), "channels": 1, "pool": "mean"}
+    model = VisionTransformer(4 * side, 4, num_classes=2, **sizes, **DOUBLE)
+    with torch.no_grad():
+        for parameter in model.encoder.parameters():
+            parameter.zero_()
+        for parameter in model.patch_embedding.parameters():
+            parameter.zero_()
+        model.positions.weight.copy_(torch.eye(n, **DOUBLE).view(side, side, n))
+        for layer, wanted in zip(model.encoder.layers, targets, strict=True):
+            layer.attention_norm.weight.fill_(1.0)
+            # Row k of the query's matrix collects the patches that look for patch k.
+            moved = F.one_hot(torch.tensor(wanted), n).T.double()
+            layer.attention.query_proj.weight.copy_(100.0 * moved)
+            layer.attention.key_proj.weight.copy_(torch.eye(n, **DOUBLE))
+    return model
+
+
+def distances_of(model: VisionTransformer) -> Tensor:
+    side = 4 * model.grid[0]
+    with torch.no_grad(), capture_weights(model) as weights:
+        model(torch.randn(1, 1, side, side, **DOUBLE))
+    layers = torch.cat([torch.stack(recorded) for recorded in weights.values()])
+    found = attention_distance(layers, model.grid, patch_size=4, class_token=False)
+    return found[:, 0, 0]
+
+
+def grid_distances(side: int) -> Tensor:
+    centers = torch.cartesian_prod(torch.arange(side), torch.arange(side)).double()
+    return 4 * torch.cdist(centers, centers)
+
+
 @pytest.mark.question("quiz-2.8")
 def test_attention_distance_is_set_by_the_weights_not_by_the_depth():
-    """The first layer can attend across the whole image; a 3×3 convolution cannot."""
-    sizes = {"num_classes": 2, "dim": 16, "depth": 2, "heads": 2, "channels": 1}
-    model = VisionTransformer(20, 4, **sizes, **DOUBLE)
-    images = torch.randn(3, 1, 20, 20, **DOUBLE)
+    """The first layer can attend across the whole image, and the last nearby."""
+    away = grid_distances(5)
+    farthest, itself = away.argmax(dim=1).tolist(), list(range(25))
+    far, near = distances_of(attending_to([farthest, itself]))
+    assert far.item() == pytest.approx(away.amax(dim=1).mean().item())
+    assert near.item() == pytest.approx(0.0, abs=1e-9)
+    near, far = distances_of(attending_to([itself, farthest]))
+    assert near.item() < 1e-9 < 16.0 < far.item()
 
-    def distances() -> Tensor:
-        with torch.no_grad(), capture_weights(model) as weights:
-            model.encode(images)
-        layers = torch.cat([torch.stack(recorded) for recorded in weights.values()])
-        return attention_distance(layers, model.grid, patch_size=4).mean(dim=1)
 
-    key_weight = model.encoder.layers[0].attention.key_proj.weight
-    nn.init.zeros_(key_weight)
-    uniform = distances()
-    assert uniform.shape == (2, 2)  # one for each layer and head
-    centers = torch.cartesian_prod(torch.arange(5.0), torch.arange(5.0)).double()
-    global_view = 4 * torch.cdist(centers, centers).mean()
-    assert_same(uniform[0], global_view.expand(2))
-    nn.init.normal_(key_weight, std=3.0)
-    assert (distances()[0] - global_view).abs().min() > 0.1
+@pytest.mark.question("quiz-2.8")
+def test_attention_distance_can_exceed_the_width_but_not_the_diagonal():
+    away = grid_distances(14)
+    farthest = distances_of(attending_to([away.argmax(dim=1).tolist()]))[0].item()
+    assert farthest == pytest.approx(away.amax(dim=1).mean().item())
+    assert 4 * 14 < farthest < math.sqrt(2) * 4 * 13
+    weights = torch.rand(20, 196, 196, **DOUBLE).pow(30).softmax(dim=-1)
+    reached = attention_distance(weights, (14, 14), patch_size=4, class_token=False)
+    assert reached.max() <= farthest
 
 
 def test_what_the_class_token_takes_does_not_shorten_the_distance():
@@ -356,6 +417,22 @@ def test_similarity_is_the_cosine_of_two_embeddings():
         expected = (a @ b / (a.norm() * b.norm())).item()
         assert similarity[i, j, r, s].item() == pytest.approx(expected, abs=1e-12)
     assert not position_similarity(torch.zeros(2, 3, 5)).any()
+
+
+@pytest.mark.question("quiz-2.7")
+def test_similarity_of_positions_is_that_of_no_image():
+    """Digits differ in the likeness of their patches, and share that of positions."""
+    digits = torch.tensor(load_digits().images, **DOUBLE)[:10, None]
+    sizes = {"num_classes": 10, "dim": 16, "depth": 1, "heads": 2, "channels": 1}
+    model = VisionTransformer(8, 2, pool="mean", **sizes, **DOUBLE)
+    nn.init.normal_(model.positions.weight)
+    patches = model.patch_embedding(digits)
+    added = model.embed(digits).unflatten(1, (4, 4)) - patches
+    of_positions = torch.stack([position_similarity(table) for table in added])
+    of_patches = torch.stack([position_similarity(grid) for grid in patches])
+    table = position_similarity(model.positions.embeddings())
+    assert_same(of_positions, table.expand_as(of_positions))
+    assert of_patches.std(dim=0).mean() > 0.05
 
 
 @pytest.mark.question("quiz-2.7")

@@ -17,7 +17,7 @@ from torch.export import Dim
 
 from transformers_hw.positional_encoding import AxialPositions2D, SinusoidalPositions2D
 from transformers_hw.pretrained import from_torchvision, to_torch
-from transformers_hw.transformer import Decoder, DecoderLayer
+from transformers_hw.transformer import Decoder, DecoderLayer, Transformer
 from transformers_hw.vision_transformer import PatchEmbedding, VisionTransformer
 
 F64 = torch.float64
@@ -175,6 +175,25 @@ def test_locality_is_there_before_training_in_a_convolution_and_not_in_attention
     assert (model.encode(touched) != model.encode(x)).any(dim=-1).all()
 
 
+def receptive_field(layers: int, stride: int) -> int:
+    """Count the pixels of a row on which one output of 3-wide convolutions depends."""
+    x = torch.zeros(1, 1, 99, dtype=F64, requires_grad=True)
+    y = x
+    for _ in range(layers):
+        y = F.conv1d(y, torch.ones(1, 1, 3, dtype=F64), stride=stride)
+    y[0, 0, y.shape[-1] // 2].backward()
+    assert x.grad is not None
+    return int((x.grad != 0).sum())
+
+
+@pytest.mark.question("quiz-2.8")
+def test_receptive_fields_grow_linearly_only_without_strides():
+    depths = range(1, 5)
+    assert [receptive_field(n, stride=1) for n in depths] == [2 * n + 1 for n in depths]
+    strided = [2 ** (n + 1) - 1 for n in depths]
+    assert [receptive_field(n, stride=2) for n in depths] == strided
+
+
 @pytest.mark.question("nyu-1.5a", "nyu-1.5b")
 def test_only_the_patch_embedding_has_a_window_on_the_image():
     """A pixel reaches one token by the embedding, all tokens by one attention."""
@@ -235,6 +254,16 @@ def test_the_vit_has_no_decoder_and_one_token_more_than_patches():
 
 
 @pytest.mark.question("nyu-1.5b")
+def test_a_vit_gives_one_answer_per_image_and_a_transformer_one_per_position():
+    assert small()(images()).shape == (3, 7)
+    assert small()(images(height=20)).shape == (3, 7)  # whatever the number of patches
+    seq2seq = Transformer(11, dim=12, heads=3, hidden_dim=17, depth=1)
+    for length in (4, 5):
+        target = torch.randint(1, 11, (3, length))
+        assert seq2seq(torch.randint(1, 11, (3, 6)), target).shape == (3, length, 11)
+
+
+@pytest.mark.question("nyu-1.5b")
 def test_a_vit_normalizes_what_enters_a_branch_and_leaves_the_residual_alone():
     """With zero branches a pre-norm layer is the identity; a post-norm one is not."""
     layer, x = small().encoder.layers[0], torch.randn(1, 6, 12, dtype=F64)
@@ -248,7 +277,7 @@ def test_a_vit_normalizes_what_enters_a_branch_and_leaves_the_residual_alone():
 
 
 @pytest.mark.parametrize(
-    ("name", "published"),
+    ("name", "parameters"),
     [
         ("ViT-Ti/16", 5_717_416),
         ("ViT-S/16", 22_050_664),
@@ -259,13 +288,13 @@ def test_a_vit_normalizes_what_enters_a_branch_and_leaves_the_residual_alone():
         ("ViT-H/14", 632_045_800),
     ],
 )
-def test_presets_have_the_published_numbers_of_parameters(name, published):
+def test_parameters_of_presets_follow_the_formula_and_torchvision(name, parameters):
     model = VisionTransformer.from_preset(name.lower(), num_classes=1000, device="meta")
     d, depth, p = model.config.dim, len(model.encoder.layers), int(name[-2:])
     embedding = (3 * p**2 + 1) * d + (2 + (224 // p) ** 2) * d
     layer = 4 * (d**2 + d) + (4 * d**2 + 4 * d) + (4 * d**2 + d) + 4 * d
     formula = embedding + depth * layer + 2 * d + (d + 1) * 1000
-    assert sum(x.numel() for x in model.parameters()) == formula == published
+    assert sum(x.numel() for x in model.parameters()) == formula == parameters
     # Heads do not show in the count: those of all sizes but H are 64 wide.
     assert model.config.heads == d / (80 if name == "ViT-H/14" else 64)
     if theirs := getattr(torchvision.models, f"vit_{name[4].lower()}_{p}", None):
@@ -407,24 +436,45 @@ def test_a_fresh_head_is_for_other_classes():
     assert torch.equal(model(x), features)
 
 
+@pytest.mark.question("nyu-1.5d")
+def test_the_head_of_pre_training_has_a_hidden_layer_with_tanh():
+    model, x = small(pooler="tanh"), images()
+    hidden, head = model.pooler[0], model.head
+    y = model.encode(x)[:, 0]
+    hidden_layer = torch.tanh(y @ hidden.weight.T + hidden.bias)
+    assert_same(model(x), hidden_layer @ head.weight.T + head.bias)
+
+
 @pytest.mark.unhooked
 @pytest.mark.question("nyu-2")
-def test_a_tiny_model_learns_to_read_digits():
+def test_a_tiny_model_reads_digits_better_than_the_nearest_mean_image():
+    """A null model stands beside it: the class whose mean image is nearest."""
+    torch.manual_seed(1)
     data = load_digits()
     x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1
-    y = torch.tensor(data.target)
+    y, held_out = torch.tensor(data.target), torch.arange(len(data.target)) % 5 == 0
+    images, labels = x[~held_out], y[~held_out]
     sizes = {"num_classes": 10, "dim": 32, "depth": 2, "heads": 4, "channels": 1}
-    model = VisionTransformer(8, 2, **sizes)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(120):
-        batch = torch.randint(0, 1200, (64,))
-        loss = F.cross_entropy(model(x[batch]), y[batch])
+    model, steps = VisionTransformer(8, 2, **sizes), 300
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
+    for _ in range(steps):
+        batch = torch.randint(0, len(labels), (64,))
+        loss = F.cross_entropy(model(images[batch]), labels[batch])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        schedule.step()
+    means = torch.stack([images[labels == digit].mean(0) for digit in range(10)])
+    nearest = torch.cdist(x[held_out].flatten(1), means.flatten(1)).argmin(dim=-1)
     with torch.no_grad():
-        right = model.eval()(x[1200:]).argmax(dim=-1) == y[1200:]
-    assert right.double().mean() > 0.5  # images it never saw; chance is 0.1
+        guesses = model.eval()(x[held_out]).argmax(dim=-1)
+    right, baseline = (
+        (answers == y[held_out]).double().mean().item()
+        for answers in (guesses, nearest)
+    )
+    assert baseline > 0.85
+    assert right > baseline + 0.03
 
 
 # --- initialization, dropout and export --------------------------------------------

@@ -1,0 +1,420 @@
+"""The numbers of chapter 7, on its page and in its diagrams, computed again."""
+
+import base64
+import io
+import json
+import math
+import re
+import statistics
+import xml.etree.ElementTree as ET
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from transformers_hw import PatchEmbedding, VisionTransformer
+from transformers_hw.probes import attention_distance, attention_rollout
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/chapters/vision_transformer.md").read_text("utf-8")
+DIAGRAMS = ROOT / "docs/diagrams/vision_transformer"
+FIGURES = ROOT / "docs/figures/vision_transformer"
+SVG = "{http://www.w3.org/2000/svg}"
+LINK = "{http://www.w3.org/1999/xlink}href"
+F64 = torch.float64
+
+TOY = torch.tensor([[3, 3, 3, 0], [3, 3, 3, 0], [0, 2, 0, 0], [0, 2, 1, 1]], dtype=F64)
+E = torch.tensor([[1, 1], [1, -1], [1, 1], [1, -1]], dtype=F64)
+
+
+def on_page(*texts: str) -> None:
+    flat = " ".join(PAGE.split())
+    for text in texts:
+        assert " ".join(text.split()) in flat, f"not on the page: {text}"
+
+
+def record() -> dict:
+    return json.loads((FIGURES / "run.json").read_text("utf-8"))
+
+
+def results() -> dict[str, Tensor]:
+    return load_file(FIGURES / "results.safetensors")
+
+
+def drawing(name: str) -> ET.Element:
+    return ET.parse(DIAGRAMS / f"{name}.svg").getroot()
+
+
+def words(root: ET.Element) -> list[str]:
+    return ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+
+
+def numbers(root: ET.Element) -> list[int]:
+    found = (text.replace("−", "-") for text in words(root))
+    return [int(text) for text in found if re.fullmatch(r"-?\d+", text)]
+
+
+def pixels(root: ET.Element) -> list[np.ndarray]:
+    """Read the embedded images, without their transparent gaps."""
+    found = []
+    for image in root.iter(f"{SVG}image"):
+        kind, _, data = image.attrib[LINK].partition(",")
+        assert kind == "data:image/png;base64"
+        png = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+        if png.shape[-1] == 4:
+            opaque = png[..., 3] == 255
+            png = png[opaque.any(1)][:, opaque.any(0), :3]
+        found.append(png)
+    return found
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# --- tokens ------------------------------------------------------------------------
+
+
+def test_pixels_and_patches_are_counted_on_the_page_and_in_the_drawings() -> None:
+    on_page(f"There are {32**2:,} of them", f"{1024**2:,} pairs for every head")
+    on_page(f"{224**2:,} pixels and about 2.5 billion", "would fill 10 gigabytes")
+    assert round(50_176**2 / 1e9, 1) == 2.5
+    assert round(50_176**2 * 4 / 1e9) == 10
+    on_page("sequence of 64 tokens, with 4,096 pairs", r"$4\cdot 4\cdot 3 = 48$")
+    assert "1,024 tokens, 1,048,576 pairs" in words(drawing("pixels"))
+    assert f"64 tokens, {64**2:,} pairs" in words(drawing("patches"))
+    assert {"48 numbers"} <= {x.removeprefix("= ") for x in words(drawing("patches"))}
+
+
+def test_the_drawings_show_the_horse_of_the_run() -> None:
+    horse = results()["images"][7].permute(1, 2, 0).numpy()
+    assert record()["metrics"]["shown"][7] == {"label": "horse", "predicted": "horse"}
+    image, pixel = pixels(drawing("pixels"))
+    assert np.array_equal(image, horse)
+    assert np.array_equal(pixel[0, 0], horse[10, 26])
+    red, green, blue = horse[10, 26].tolist()
+    on_page(f"({red}, {green}, {blue}) may belong")
+    channels = {f"red {red}", f"green {green}", f"blue {blue}"}
+    assert channels <= {*words(drawing("pixels"))}
+    # The pixel lies in patch 23, that is, in row 3 and column 7.
+    assert (10 // 4) * 8 + 26 // 4 + 1 == 23
+    cut = rearrange(horse, "(r i) (s j) c -> (r s) i j c", i=4, j=4)
+    image, patch = pixels(drawing("patches"))
+    assert np.array_equal(image, horse)
+    assert np.array_equal(patch, cut[22])
+    image, *few = pixels(drawing("tokens"))
+    assert np.array_equal(image, horse)
+    for patch, number in zip(few, (1, 23, 64), strict=True):
+        assert np.array_equal(patch, cut[number - 1])
+
+
+def test_the_shuffled_image_has_the_same_patches() -> None:
+    bags = []
+    for name in ("bag-image", "bag-shuffled"):
+        (image,) = pixels(drawing(name))
+        patches = rearrange(image, "(r i) (s j) c -> (r s) (i j c)", i=4, j=4)
+        bags.append([patch.tobytes() for patch in patches])
+    assert bags[0] != bags[1]
+    assert sorted(bags[0]) == sorted(bags[1])
+
+
+def test_the_toy_embedding() -> None:
+    patches = rearrange(TOY, "(r i) (s j) -> (r s) (i j)", i=2, j=2)
+    tokens = (patches @ E).int().tolist()
+    assert tokens == [[12, 0], [6, 6], [4, -4], [2, 0]]
+    on_page("The four tokens are $(12, 0)$, $(6, 6)$, $(4, -4)$ and $(2, 0)$.")
+    on_page("Patch 4 is $(0, 0, 1, 1)$")
+    swapped = torch.tensor([1.0, 1, 0, 0], dtype=F64) @ E
+    assert swapped.tolist() == [2, 0]
+    assert (torch.tensor([1.0, 0, 0, 1], dtype=F64) @ E).tolist() == [2, 0]
+    top = torch.tensor([1.0, 1, -1, -1], dtype=F64)
+    assert (patches @ top).tolist() == [0, 0, 0, -2]
+    on_page("gives $0, 0, 0$ and $-2$")
+    shown = numbers(drawing("toy-cut"))
+    flat = patches.int().tolist()
+    labelled = [x for k, row in enumerate(flat) for x in (k + 1, *row)]
+    assert shown == [*TOY.int().flatten().tolist(), 1, 2, 3, 4, *labelled]
+    in_rows = [x for k in range(4) for x in (k + 1, *flat[k], *tokens[k])]
+    assert numbers(drawing("toy-embed")) == [*E.int().flatten().tolist(), *in_rows]
+
+
+def test_windows_of_the_two_convolutions() -> None:
+    one = torch.ones(1, 1, 8, 8)
+    tiled = F.conv2d(one, torch.ones(1, 1, 4, 4), stride=4)
+    slid = F.conv2d(one, torch.ones(1, 1, 3, 3))
+    assert (tiled.numel(), slid.numel()) == (4, 36)
+    assert "4 windows, no pixel twice" in words(drawing("windows-tile"))
+    assert "36 windows, which overlap" in words(drawing("windows-slide"))
+    on_page("$6\\cdot 6 = 36$")
+
+
+# --- counts ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patch_size", [32, 16, 8, 1])
+def test_the_table_of_tokens(patch_size: int) -> None:
+    d, n = 768, (224 // patch_size) ** 2 + 1
+    share = 2 * n**2 * d / (2 * n**2 * d + 12 * n * d**2)
+    on_page(f"| {patch_size} | {n:,} | {n**2:,} | {share:.0%} |")
+
+
+def test_other_counts_of_tokens() -> None:
+    d, n = 768, 24**2 + 1
+    assert 24 * 16 == 384
+    share = 2 * n**2 * d / (2 * n**2 * d + 12 * n * d**2)
+    on_page(f"there are already {n} tokens, and the share is {share:.0%}")
+    on_page(f"$16\\cdot 16 + 1 = {(224 // 14) ** 2 + 1}$")
+    on_page(f"a factor of {(577 / 197) ** 2:.1f}")
+    assert (40 // 4) ** 2 == 100
+    on_page("there are 100 patches instead of 64")
+
+
+def test_the_table_of_parameters() -> None:
+    model = VisionTransformer.from_preset("ViT-B/16", num_classes=1000, device="meta")
+    d = 768
+    on_page(f"| patch embedding | $P^2C\\,d + d$ | {count(model.patch_embedding):,} |")
+    assert model.class_token is not None
+    assert model.class_position is not None
+    on_page(f"| class token | $d$ | {model.class_token.numel()} |")
+    positions = count(model.positions) + model.class_position.numel()
+    on_page(f"| positions | $(N+1)\\,d$ | {positions:,} |")
+    layers = count(model.encoder.layers)
+    assert layers == 12 * (12 * d**2 + 13 * d)
+    on_page(f"| 12 layers | $12\\,(12d^2 + 13d)$ | {layers:,} |")
+    layer = model.encoder.layers[0]
+    assert count(layer.attention) == 4 * d**2 + 4 * d
+    assert count(layer.feed_forward) == 8 * d**2 + 5 * d
+    assert model.encoder.final_norm is not None
+    on_page(f"| final norm | $2d$ | {count(model.encoder.final_norm):,} |")
+    on_page(f"| head | $(d+1)\\cdot 1000$ | {count(model.head):,} |")
+    on_page(f"| total | | {count(model):,} |")
+    wide = VisionTransformer.from_preset("ViT-B/32", num_classes=1000, device="meta")
+    more = count(wide.patch_embedding) - count(model.patch_embedding)
+    fewer = count(model.positions) - count(wide.positions)
+    on_page(f"that is {more:,} more", f"147 rows fewer, or {fewer:,} parameters")
+    assert fewer == 147 * d
+    on_page("$64\\cdot 96 = 6144$, and $(8 + 8)\\cdot 48 = 768$")
+
+
+# --- positions ---------------------------------------------------------------------
+
+
+def mean_cosines(similarity: Tensor, rows: range, columns: range) -> list[float]:
+    """Average over pairs within a row, then over pairs within a column."""
+    within: list[list[float]] = [[], []]
+    for i, j, k, l in product(rows, columns, rows, columns):  # noqa: E741
+        if (i == k) != (j == l):
+            within[int(j == l)].append(similarity[i, j, k, l].item())
+    return [statistics.mean(pairs) for pairs in within]
+
+
+def test_what_the_page_says_of_the_learned_positions() -> None:
+    similarity = results()["similarity"]
+    mirrored = [
+        similarity[i, j, i, 7 - j].item() for i, j in product(range(8), repeat=2)
+    ]
+    on_page(f"at a mean cosine of {statistics.mean(mirrored):.2f}")
+    halves = (range(4), range(4, 8))
+    quarters = [mean_cosines(similarity, *part) for part in product(halves, repeat=2)]
+    row, column = (statistics.mean(values) for values in zip(*quarters, strict=True))
+    on_page(f"{row:.2f} within a row and {column:.2f} within a column")
+    whole = mean_cosines(similarity, range(8), range(8))
+    metrics = record()["metrics"]["mean_cosine_of_positions"]
+    recorded = [metrics["same_row"], metrics["same_column"]]
+    assert whole == pytest.approx(recorded, abs=6e-4)
+    assert whole[0] > whole[1]
+    assert row < column
+
+
+def test_positions_are_resampled_as_on_the_page_and_in_the_drawings() -> None:
+    two = torch.tensor([[[0.0, 4.0]]])
+    four = F.interpolate(two, size=4, mode="linear", align_corners=False)
+    assert four.flatten().tolist() == [0, 1, 3, 4]
+    centers = [(i + 0.5) * 2 / 4 - 0.5 for i in range(4)]
+    on_page("$-0.25$, $0.25$, $0.75$ and $1.25$", "gives 0, 1, 3 and 4")
+    assert centers == [-0.25, 0.25, 0.75, 1.25]
+    table = rearrange(results()["embeddings"], "r s d -> 1 d r s")
+    larger = F.interpolate(table, size=(12, 12), mode="bicubic", align_corners=False)
+    signs = []
+    for name, values in (("resample-small", table), ("resample-large", larger)):
+        circles = [*drawing(name).iter(f"{SVG}circle")]
+        n = values.shape[-1]
+        u = 248 / n
+        drawn = torch.zeros(n, n)
+        for circle in circles:
+            column, row = (
+                round((float(circle.attrib[key]) - start) / u - 0.5)
+                for key, start in (("cx", 56), ("cy", 30))
+            )
+            sign = -1.0 if "none" in circle.attrib["style"] else 1.0
+            drawn[row, column] = sign * float(circle.attrib["r"]) ** 2 / u**2
+        top = table.abs().amax(dim=(-2, -1))[0]
+        expected = 0.44**2 * values[0] / top[:, None, None]
+        errors = (expected - drawn).abs().amax(dim=(-2, -1))
+        signs.append(errors.argmin().item())
+        assert errors.min() < 0.02
+    assert signs[0] == signs[1]  # one coordinate in both panels
+
+
+def test_what_the_page_says_of_models_without_positions() -> None:
+    metrics = record()["metrics"]
+    none, learned = (metrics["models"][f"positions_{x}"] for x in ("none", "learned"))
+    shuffled = metrics["accuracy_on_shuffled_patches"]
+    assert none["test_accuracy"] == shuffled["none"]
+    assert shuffled["learned"] < learned["test_accuracy"]
+    on_page("61.4% on a 5-shot test", "64.2% with them")
+
+
+# --- reading out -------------------------------------------------------------------
+
+
+def test_logits_and_losses() -> None:
+    on_page(f"\\ln 10 \\approx {math.log(10):.2f}")
+    odds = torch.tensor([1, 1 + math.log(3)], dtype=F64).softmax(dim=0)
+    assert odds.tolist() == pytest.approx([0.25, 0.75])
+    assert {"head, 96 × 10", "10 logits", "horse"} <= {*words(drawing("model"))}
+    assert "1/64 each" in words(drawing("read-mean"))
+
+
+# --- distance ----------------------------------------------------------------------
+
+
+def test_attention_distances_by_hand() -> None:
+    weights = torch.tensor([[2, 2, 0], [1, 2, 1], [0, 2, 2]], dtype=F64) / 4
+    uniform, away = torch.full((3, 3), 1 / 3, dtype=F64), torch.tensor([0.0, 16, 32])
+    steps = (away[:, None] - away).abs().double()
+    assert (weights * steps).sum(1).tolist() == [8, 8, 8]
+    each = (uniform * steps).sum(1).tolist()
+    on_page(f"gives {each[0]:g}, {each[1]:.2f} and {each[2]:g}")
+    on_page(f"$D = {statistics.mean(each):.1f}$", "so $D = 8$ pixels")
+    assert statistics.mean(each) == pytest.approx(8 / 9 * 16)
+    for m in (2, 3, 7):
+        pairs = [abs(i - j) for i, j in product(range(m), repeat=2)]
+        assert statistics.mean(pairs) == pytest.approx((m**2 - 1) / (3 * m))
+
+
+def test_the_farthest_attention() -> None:
+    centers = 16.0 * torch.cartesian_prod(torch.arange(14), torch.arange(14)).double()
+    away = torch.cdist(centers, centers)
+    farthest = F.one_hot(away.argmax(dim=1), 196).double()
+    reach = attention_distance(farthest, (14, 14), patch_size=16, class_token=False)
+    on_page(f"$D = {reach.item():.1f}$ pixels")
+    assert reach.item() > 224
+    assert away.max().item() == pytest.approx(math.sqrt(2) * 13 * 16)
+
+
+def test_what_the_page_says_of_the_distances() -> None:
+    found = results()
+    trained, untrained = found["distances"], found["distances_untrained"]
+    uniform = found["distance_uniform"].item()
+    assert (untrained - uniform).abs().max() < 1.1  # of 16.5: almost uniform
+    means = trained.mean(dim=1)
+    assert (means[:3] < uniform - 2).all()
+    assert ((means[3:5] < uniform) & (means[3:5] > uniform - 1)).all()
+    assert uniform < means[5] < uniform + 1
+    assert trained.argmin().item() // 3 + 1 == 2  # the layer of the smallest
+    assert trained.min() > 12
+    metrics = record()["metrics"]["distance_in_pixels"]
+    assert metrics["layer_2"]["nearest_head"] == pytest.approx(
+        trained.min().item(), abs=1e-3
+    )
+    cells = torch.cartesian_prod(torch.arange(8), torch.arange(8)).double()
+    adjacent = (torch.cdist(cells, cells) == 1).double()
+    near = attention_distance(adjacent, (8, 8), patch_size=4, class_token=False)
+    assert near.item() == 4.0
+
+
+def test_the_receptive_fields_that_are_drawn() -> None:
+    for kind, reached in (("convolution", [7, 5, 3, 1]), ("attention", [9, 9, 9, 1])):
+        root = drawing(f"reach-{kind}")
+        live: dict[str, int] = {}
+        for circle in root.iter(f"{SVG}circle"):
+            y = circle.attrib["cy"]
+            live[y] = live.get(y, 0) + ("paper" not in circle.attrib["style"])
+        assert [*live.values()] == reached
+    assert "7 of 9 after three layers" in words(drawing("reach-convolution"))
+
+
+# --- rollout -----------------------------------------------------------------------
+
+
+def test_rollout_by_hand_and_as_drawn() -> None:
+    layers = torch.tensor(
+        [[[1, 0, 0], [0, 0, 1], [0, 0, 1]], [[0, 1, 0], [0, 1, 0], [0, 0, 1]]],
+        dtype=F64,
+    )
+    rollout = attention_rollout([layer[None, None] for layer in layers])[0]
+    assert rollout[0].tolist() == [0.5, 0.25, 0.25]
+    assert rollout[1].tolist() == [0, 0.5, 0.5]
+    first, second = (torch.eye(3) / 2 + layer / 2 for layer in layers)
+    assert (first @ second)[0].tolist() == [0.5, 0.5, 0]  # in the wrong order
+    assert words(drawing("rollout-paths"))[-6:-1:2] == ["½", "¼", "¼"]
+    assert words(drawing("rollout-last"))[-6:-1:2] == ["0", "1", "0"]
+    widths = [
+        float(path.attrib["stroke-width"])
+        for path in drawing("rollout-paths").iter(f"{SVG}path")
+    ]
+    assert widths == [8 * share for share in (0.5, 0.5, 0.5, 0.25, 0.25)]
+
+
+def test_what_the_page_says_of_the_horses_rollout() -> None:
+    shares = 64 * results()["rollout"][7]
+    assert round(shares.max().item(), 1) == 2.0
+    row, column = divmod(int(shares.argmax()), 8)
+    assert 2 <= row <= 3
+    assert 2 <= column <= 6  # its back
+    assert shares[0].mean().item() == pytest.approx(0.5, abs=0.05)
+    shown = record()["metrics"]["shown"]
+    wrong = [k for k, one in enumerate(shown) if one["label"] != one["predicted"]]
+    assert wrong == [0, 4]
+    on_page("misclassifies the first and the fifth image")
+
+
+# --- filters and training ----------------------------------------------------------
+
+
+def share_of_first_ten(weight: Tensor) -> float:
+    variances = torch.linalg.svdvals(weight - weight.mean(dim=0)) ** 2
+    return (variances[:10].sum() / variances.sum()).item()
+
+
+def test_filters_that_were_never_trained() -> None:
+    shares = []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        weight = PatchEmbedding(4, channels=3, dim=96).proj.weight
+        shares.append(share_of_first_ten(weight.detach()))
+    low, mean, high = min(shares), statistics.mean(shares), max(shares)
+    on_page(f"{mean:.0%} on average over 20 random initializations")
+    on_page(f"between {low:.0%} and {high:.0%}")
+    trained = record()["metrics"]["variance_of_first_10_components"]
+    assert high < trained < high + 0.1
+
+
+def test_what_the_page_says_of_the_runs() -> None:
+    models = record()["metrics"]["models"]
+    vit, resnet = models["vit_100_percent"], models["resnet_100_percent"]
+    accuracy = vit["test_accuracy"]
+    error = math.sqrt(accuracy * (1 - accuracy) / record()["data"]["test"])
+    on_page(f"uncertain by about {100 * error:.1f} points")
+    assert 4 * resnet["samples"] == vit["samples"]
+    assert resnet["test_accuracy"] > accuracy + 0.02
+    assert abs(resnet["parameters"] / vit["parameters"] - 1) < 0.05
+    assert round(3_720_000 / vit["parameters"]) == 8
+    for percent in (1, 10):
+        pair = [models[f"{kind}_{percent}_percent"] for kind in ("vit", "resnet")]
+        assert pair[0]["samples"] == pair[1]["samples"]
+    gap = models["resnet_10_percent"]["test_accuracy"]
+    gap -= models["vit_10_percent"]["test_accuracy"]
+    on_page(f"A gap of {100 * gap:.0f} points at 10%")
+    model = VisionTransformer(
+        32, 4, num_classes=10, dim=96, depth=6, heads=3, hidden_dim=192, pool="mean"
+    )
+    assert count(model) == vit["parameters"]
