@@ -384,7 +384,7 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
                 dot_runs(right, place + (number - 1.5) / 6, last, color=color, **fill)
         left.set(yscale="log", xlabel="step", ylabel="loss per token")
         left.set_title(f"reversing a sequence, learning rate {rates[middle]:g}")
-        left.legend(loc="lower left")
+        figure.legend(loc="outside lower center", ncols=4)
         right.set(title="at the end, for every seed", xlabel="learning rate")
         right.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
 
@@ -403,7 +403,8 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         start = results["last.pre"][:, 0].mean().item()
         guide = [start * math.sqrt(DEPTHS[0] / depth) for depth in DEPTHS]
         right.plot(DEPTHS, guide, ":", color=theme.ink)
-        label_line(right, r"$\propto 1/\sqrt{L}$", (DEPTHS[-1], guide[-1]), theme.ink)
+        below = (DEPTHS[-1], 0.88 * guide[-1])
+        label_line(right, r"$\propto 1/\sqrt{L}$", below, theme.ink)
         left.set(title="by layer of the decoder", xlabel="layer")
         left.set(ylabel="gradient norm at initialization", ylim=(0, None))
         right.set(title="last layer, by depth", xlabel="layers $L$", yscale="log")
@@ -420,7 +421,7 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
                 runs, color = results[f"loss.{task}_{which}_positions"], theme.series
                 plot_runs(axes, steps, runs, color=color[number])
                 # Two of the lines end at one height; their labels should not.
-                lift = 0.6 if (task, which) == ("sort", "without") else 0.15
+                lift = 0.85 if (task, which) == ("sort", "without") else 0.15
                 end = (steps[-1].item(), runs[:, -1].mean().item() + lift)
                 label_line(axes, f"{which}\npositions", end, color[number])
             axes.set(title=f"to {task} tokens", xlabel="step")
@@ -433,25 +434,24 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
     def uses(figure: Figure, theme: Theme) -> None:
         read, written = token_names()
         grid = figure.subplots(2, 3)
-        for layer, row in enumerate(grid):
+        for head, row in enumerate(grid):
             for axes, (use, (label, _)) in zip(row, USES.items(), strict=True):
-                heads = results[f"weights.{use}.{layer}"]
-                heatmap(axes, theme, heads.mean(0), limit=1.1)
+                heatmap(axes, theme, results[f"weights.{use}.0"][head], limit=1.1)
                 keys = ["begin", *written[:-1]] if use == "decoder" else read
                 queries = read if use == "encoder" else ["begin", *written[:-1]]
                 axes.set_xticks(range(len(keys)), keys)
                 axes.set_yticks(range(len(queries)), queries)
-                axes.tick_params(length=0, labelsize=6.5)
+                axes.tick_params(length=0, labelsize=8)
                 axes.set_aspect("auto")
-                axes.set_title(f"{label}, layer {layer + 1}", size=9)
+                axes.set_title(f"{label}, head {head + 1}", size=9.5)
                 for tick in axes.get_xticklabels():
                     tick.set_rotation(90 if len(tick.get_text()) > 1 else 0)
 
     return {
-        "norms": (norms, 3.2),
+        "norms": (norms, 3.4),
         "gradients": (gradients, 2.8),
         "positions": (positions, 2.8),
-        "uses": (uses, 5.2),
+        "uses": (uses, 5.4),
     }
 
 

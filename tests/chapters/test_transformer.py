@@ -23,6 +23,7 @@ from transformers_hw import (
     MultiHeadAttention,
     Transformer,
     capture_weights,
+    dot_product_attention,
     padding_mask,
 )
 from transformers_hw.attention_as_convolution import BertFFN
@@ -34,6 +35,7 @@ from transformers_hw.transformer import (
     label_smoothing_loss,
     layer_norm,
     mean_pool,
+    parts,
     transformer_learning_rate,
 )
 
@@ -262,6 +264,42 @@ def test_no_token_of_the_feed_forward_network_depends_on_another():
 
 
 @pytest.mark.question("nyu-1.4d")
+def test_the_network_is_position_wise_and_not_element_wise():
+    network = FeedForward(D, HIDDEN, activation="gelu", dtype=F64)
+    x = torch.randn(D, dtype=F64)
+    jacobian = torch.autograd.functional.jacobian(network, x)
+    assert isinstance(jacobian, Tensor)
+    assert (jacobian != 0).all()  # every feature of a token reaches every other
+    relu = torch.autograd.functional.jacobian(torch.relu, x)
+    assert isinstance(relu, Tensor)
+    assert torch.equal(relu, relu.diagonal().diag())
+
+
+@pytest.mark.question("nyu-1.4d")
+def test_without_a_nonlinearity_the_network_is_one_matrix_and_cannot_compare(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setitem(parts.ACTIVATIONS, "relu", lambda x: x)
+    linear = FeedForward(D, HIDDEN, dtype=F64)
+    first, second = linear.hidden_proj, linear.output_proj
+    matrix = first.weight.T @ second.weight.T
+    bias = first.bias @ second.weight.T + second.bias
+    x = torch.randn(B, T, D, dtype=F64)
+    assert same(linear(x), x @ matrix + bias)
+    # Whether two bits differ: no affine map comes closer than 1/2 to all four cases.
+    cases = torch.tensor([[u, t, 1.0] for u in (0, 1) for t in (0, 1)], dtype=F64)
+    differ = torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=F64)
+    best = cases @ torch.linalg.lstsq(cases, differ).solution
+    assert same(best, torch.full((4,), 0.5, dtype=F64))
+    monkeypatch.undo()
+    network = FeedForward(2, 2, bias=False, dtype=F64)
+    with torch.no_grad():
+        network.hidden_proj.weight.copy_(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
+        network.output_proj.weight.copy_(torch.ones(2, 2))
+    assert torch.equal(network(cases[:, :2])[:, 0], differ)
+
+
+@pytest.mark.question("nyu-1.4d")
 def test_copies_that_begin_alike_part_where_one_network_cannot():
     shared, *copies = (FeedForward(D, HIDDEN, dtype=F64) for _ in range(1 + T))
     for copy in copies:
@@ -289,6 +327,34 @@ def test_bert_ffn_is_the_second_half_of_a_post_norm_layer():
     expected = theirs.norm2(x + theirs.linear2(F.gelu(theirs.linear1(x))))
     assert same(half(x), expected)
     assert count(half) == 2 * D * HIDDEN + HIDDEN + D + 2 * D
+
+
+@pytest.mark.question("eth-2d")
+def test_dropout_of_bert_ffn_acts_on_the_branch_before_the_addition():
+    half = BertFFN(D, HIDDEN, dropout=0.4, dtype=F64).train()
+    x = torch.randn(B, T, D, dtype=F64)
+    torch.manual_seed(0)
+    found = half(x)
+    torch.manual_seed(0)
+    expected = half.norm(x + F.dropout(half.network(x), 0.4))
+    assert same(found, expected)
+    assert not torch.allclose(found, half.eval()(x), atol=1e-2)
+    # With nothing on the branch there is nothing to drop: the residual path is spared.
+    nn.init.zeros_(half.network.output_proj.weight)
+    nn.init.zeros_(half.network.output_proj.bias)
+    assert torch.equal(half.train()(x), half.norm(x))
+
+
+@pytest.mark.question("quiz-2.1")
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_dropout_of_a_layer_spares_the_residual_path(norm):
+    layer = DecoderLayer(D, H, HIDDEN, norm=norm, dropout=0.4, dtype=F64).train()
+    x, memory = torch.randn(B, T, D, dtype=F64), torch.randn(B, S, D, dtype=F64)
+    assert not torch.allclose(layer(x, memory), layer(x, memory), atol=1e-2)
+    for name, parameter in layer.named_parameters():
+        if "output_proj" in name:
+            nn.init.zeros_(parameter)
+    assert torch.equal(layer(x, memory), layer.eval()(x, memory))
 
 
 # --- self-attention and its heads --------------------------------------------------
@@ -329,6 +395,22 @@ def test_the_output_of_a_token_depends_on_its_context():
     assert not torch.allclose(layer(x)[:, 0], layer(elsewhere)[:, 0], atol=1e-2)
 
 
+@pytest.mark.question("nyu-1.4b")
+def test_keys_of_later_layers_depend_on_other_tokens():
+    stack, seen = Encoder(D, H, HIDDEN, 2, dtype=F64), []
+    for encoder_layer in stack.layers:
+        encoder_layer.attention.key_proj.register_forward_hook(
+            lambda *call: seen.append(call[-1][0, 0])
+        )
+    x = torch.randn(1, T, D, dtype=F64)
+    changed = torch.cat([x[:, :1], torch.randn(1, T - 1, D, dtype=F64)], dim=1)
+    stack(x)
+    stack(changed)
+    first, second, first_changed, second_changed = seen  # the keys of the first token
+    assert same(first, first_changed)
+    assert not torch.allclose(second, second_changed, atol=1e-3)
+
+
 @pytest.mark.question("nyu-1.4c")
 def test_concatenated_heads_are_not_yet_the_output():
     theirs = nn.MultiheadAttention(D, H, bias=False, batch_first=True, dtype=F64)
@@ -345,19 +427,19 @@ def test_concatenated_heads_are_not_yet_the_output():
 
 
 @pytest.mark.question("nyu-1.4c")
-def test_without_the_output_projection_no_channel_hears_two_heads():
+def test_without_the_output_projection_each_channel_comes_from_one_head():
     layer = MultiHeadAttention(D, H, bias=False, dtype=F64)
     x = torch.randn(1, T, D, dtype=F64)
 
-    def heads_heard() -> int:
-        """Count the heads that reach the first channel of the output."""
+    def heads_read() -> int:
+        """Count the heads that the first channel of the output depends on."""
         y = layer(x)[..., 0].square().sum()
         gradient = torch.autograd.grad(y, layer.value_proj.weight)[0]
         return sum(bool((rows != 0).any()) for rows in gradient.chunk(H))
 
-    assert heads_heard() == H
+    assert heads_read() == H
     layer.output_proj = nn.Identity()  # type: ignore[assignment]
-    assert heads_heard() == 1
+    assert heads_read() == 1
 
 
 @pytest.mark.question("nyu-1.4a")
@@ -426,6 +508,34 @@ def test_between_distant_tokens_a_recurrent_network_passes_every_step(cut):
     assert torch.equal(reach(cut) > 0, torch.arange(7) >= cut)
 
 
+@pytest.mark.question("nyu-1.4a")
+def test_a_recurrent_network_has_a_state_per_token_but_hands_one_on():
+    network = nn.RNN(D, D, batch_first=True, dtype=F64)
+    x = torch.randn(1, 7, D, dtype=F64)
+    states, last = network(x)
+    assert states.shape == x.shape
+    assert torch.equal(last[0, 0], states[0, -1])
+    # The rest of the sequence needs the one state before it, and no other.
+    rest, _ = network(x[:, 4:], states[:, 3:4])
+    assert same(rest, states[:, 4:])
+
+
+@pytest.mark.question("nyu-1.4a")
+def test_the_gradient_through_attention_is_proportional_to_the_weight():
+    # Output 0 reads value j times its weight, so uniform attention gives 1/n.
+    n = 50
+    value = torch.randn(n, D, dtype=F64, requires_grad=True)
+    for scale in (0.0, 1.0):
+        query, key = torch.randn(1, D, dtype=F64), torch.randn(n, D, dtype=F64)
+        output, weights = dot_product_attention(
+            query, key, value, scale=scale, return_weights=True
+        )
+        found = torch.autograd.grad(output[0, 0], value)[0][:, 0]
+        assert same(found, weights[0])
+        if scale == 0.0:
+            assert same(weights, torch.full((1, n), 1 / n, dtype=F64))
+
+
 # --- layers and stacks -------------------------------------------------------------
 
 
@@ -488,6 +598,20 @@ def test_a_decoder_layer_is_an_encoder_layer_a_cross_attention_and_a_norm():
     assert [count(layer) for layer in theirs] == [count(encoder), count(decoder)]
 
 
+@pytest.mark.question("quiz-2.1")
+def test_identical_layers_share_their_structure_and_no_weights():
+    model = small_model()
+    for stack in (model.encoder, model.decoder):
+        first, second = (layer.state_dict() for layer in stack.layers)
+        shapes = ({k: x.shape for k, x in state.items()} for state in (first, second))
+        assert next(shapes) == next(shapes)
+        assert {x.data_ptr() for x in first.values()}.isdisjoint(
+            x.data_ptr() for x in second.values()
+        )
+        weights = [k for k in first if "proj.weight" in k]
+        assert not any(torch.equal(first[k], second[k]) for k in weights)
+
+
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.question("nyu-1.4e", "quiz-2.1")
 def test_the_base_model_has_thirty_layer_norms_where_nn_transformer_has_thirty_two():
@@ -513,14 +637,14 @@ def test_post_norm_normalizes_the_sum_and_pre_norm_the_input_of_a_sublayer():
 
 
 @pytest.mark.question("nyu-1.4e")
-def test_the_paper_normalizes_the_sum_not_what_the_sublayer_says():
+def test_the_paper_normalizes_the_sum_not_the_output_of_the_sublayer():
     theirs = nn.TransformerEncoderLayer(
         D, H, HIDDEN, dropout=0.0, batch_first=True, dtype=F64
     )
     x = 3.0 * torch.randn(B, T, D, dtype=F64) + 1.0
-    said = theirs.self_attn(x, x, x)[0]
-    inside = theirs.norm1(x + said)
-    outside = x + theirs.norm1(said)
+    attended = theirs.self_attn(x, x, x)[0]
+    inside = theirs.norm1(x + attended)
+    outside = x + theirs.norm1(attended)
     found = theirs.norm2(inside + theirs.linear2(theirs.linear1(inside).relu()))
     assert same(theirs(x), found)
     assert torch.allclose(inside.mean(-1), torch.zeros(B, T, dtype=F64), atol=1e-12)
@@ -539,6 +663,25 @@ def test_a_pre_norm_stack_of_zero_sublayers_is_the_identity():
         outputs.append(stack(x))
     assert torch.equal(outputs[0], x)
     assert torch.allclose(outputs[1], F.layer_norm(x, (D,)), atol=1e-3)
+
+
+@pytest.mark.question("nyu-1.4e")
+def test_the_residual_path_carries_gradients_unchanged_in_pre_norm_alone():
+    x, g = 3.0 * torch.randn(1, T, D, dtype=F64), torch.randn(1, T, D, dtype=F64)
+    found = {}
+    for norm in ("pre", "post"):
+        stack = Encoder(D, H, HIDDEN, 3, norm=norm, final_norm=False, dtype=F64)
+        for name, parameter in stack.named_parameters():
+            if "output_proj" in name:
+                nn.init.zeros_(parameter)
+        start = x.clone().requires_grad_()
+        found[norm] = torch.autograd.grad(stack(start), start, g)[0]
+    assert same(found["pre"], g)
+    centered = x - x.mean(-1, keepdim=True)
+    # Past a norm, nothing is left along the ones, and hardly anything along the token.
+    assert found["post"].sum(-1).abs().max() < 1e-12
+    assert (found["post"] * centered).sum(-1).abs().max() < 1e-3
+    assert found["post"].norm() < 0.7 * g.norm()
 
 
 @pytest.mark.unhooked
@@ -581,7 +724,7 @@ def test_biases_can_be_named():
 # --- the model ---------------------------------------------------------------------
 
 
-@pytest.mark.question("quiz-2.1", "quiz-2.9")
+@pytest.mark.question("quiz-2.1", "quiz-2.4", "quiz-2.9")
 def test_the_decoder_is_autoregressive_and_the_encoder_is_not():
     model = small_model()
     logits = model(SOURCE, TARGET)
@@ -621,6 +764,61 @@ def test_cross_attention_weighs_input_positions_not_decoder_states():
     assert not torch.allclose(layer(states, changed)[:, -1], output[:, -1])
 
 
+@pytest.mark.question("quiz-2.4")
+def test_scores_of_later_positions_are_minus_infinity_before_the_softmax():
+    attention = DecoderLayer(D, H, HIDDEN, dtype=F64).self_attention
+    x = torch.randn(1, T, D, dtype=F64)
+    masked = attention(x, causal=True, return_weights=True)[1]
+    hidden = torch.ones(T, T).triu(1).bool()
+    bias = torch.zeros(T, T, dtype=F64).masked_fill(hidden, -math.inf)
+    assert same(masked, attention(x, bias=bias, return_weights=True)[1])
+    assert (masked[..., hidden] == 0).all()
+    # Weights that are set to zero afterwards would not sum to one.
+    unmasked = attention(x, return_weights=True)[1].masked_fill(hidden, 0.0)
+    assert same(masked.sum(-1), torch.ones(1, H, T, dtype=F64))
+    assert (unmasked.sum(-1)[..., :-1] < 0.99).all()
+
+
+@pytest.mark.question("quiz-2.4", "quiz-2.1")
+def test_every_decoder_layer_reads_the_last_encoder_layer_computed_once():
+    model, read = small_model(depth=3).eval(), []
+    for number, decoder_layer in enumerate(model.decoder.layers):
+        for part in ("key_proj", "value_proj"):
+            getattr(decoder_layer.cross_attention, part).register_forward_pre_hook(
+                lambda _, args, name=(number, part): read.append((name, args[0]))
+            )
+    memory = model.encode(SOURCE)
+    found = model.generate(SOURCE, begin=1, end=2, max_length=6)
+    assert found.shape[1] > 1  # several steps, and yet one call of each
+    wanted = [(i, part) for i in range(3) for part in ("key_proj", "value_proj")]
+    assert sorted(name for name, _ in read) == sorted(wanted)
+    real = SOURCE != 0
+    assert all(same(context[real], memory[real]) for _, context in read)
+    # The memory is the output of the last encoder layer, normalized once more.
+    x = model.positions(model.embedding(SOURCE) * math.sqrt(D))
+    for encoder_layer in model.encoder.layers:
+        x = encoder_layer(x, padding_mask=SOURCE != 0)
+    assert same(memory, model.encoder.final_norm(x))
+
+
+@pytest.mark.question("nyu-1.4a", "quiz-2.1")
+def test_generation_runs_the_encoder_once_and_the_decoder_once_per_token():
+    model, calls = small_model().eval(), {"encoder": 0, "decoder": 0}
+
+    def counted(name: str) -> None:
+        stack = getattr(model, name)
+
+        def count_call(*_: Any) -> None:
+            calls[name] += 1
+
+        stack.register_forward_pre_hook(count_call)
+
+    counted("encoder")
+    counted("decoder")
+    found = model.generate(SOURCE, begin=1, end=2, max_length=6)
+    assert calls == {"encoder": 1, "decoder": found.shape[1]}
+
+
 @pytest.mark.question("nyu-1.4a", "quiz-2.1")
 def test_one_pass_in_training_predicts_what_every_prefix_alone_would():
     model, source, target = small_model(), SOURCE[:1], TARGET[:1]
@@ -641,6 +839,7 @@ def test_unless_shifted_the_answer_would_be_among_the_inputs():
     assert not torch.allclose(first, second, atol=1e-2)
 
 
+@pytest.mark.question("quiz-2.4")
 def test_padding_changes_nothing():
     model = small_model()
     logits = model(SOURCE, TARGET)
