@@ -183,8 +183,8 @@ class SelfAttention(nn.Module):
 class FixedLengthOneHotPositions(OneHotPositions):
     """Encode positions by one-hot vectors, for sequences of one length only.
 
-    In a shorter sequence, a head whose target lies past the end would have equal scores
-    everywhere and silently return the mean of the values. So other lengths are an error.
+    In a shorter sequence, a head whose target lies past the end has equal scores at all
+    positions and silently returns the mean of the values. So other lengths are refused.
     """
 
     @checked

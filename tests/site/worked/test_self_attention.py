@@ -38,7 +38,7 @@ BLUR = (shift(-1) + shift(0) + shift(1)) / 3
 
 
 def on_page(*texts: str) -> None:
-    flat = " ".join(PAGE.split())
+    flat = " ".join(re.sub(r"^> ?", "", PAGE, flags=re.M).split())
     for text in texts:
         assert " ".join(text.split()) in flat, f"not on the page: {text}"
 
@@ -266,7 +266,7 @@ def test_ranks_of_taps() -> None:
     on_page("| left neighbor to one channel, right neighbor to another | 2 | 2 |")
     torch.manual_seed(0)
     assert rank(*torch.randn(3, 4, 4).tolist()) == 3
-    on_page("| random $3$ taps, 4 channels in and out | 3 | 3 |")
+    on_page("| 3 random taps, 4 channels in and out | 3 | 3 |")
     # The exercise: a depthwise convolution.
     diagonal = [[[a, 0], [0, b]] for a, b in ((1, -1), (2, 0), (1, 1))]
     assert rank(*diagonal) == 2
