@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -80,6 +81,7 @@ def _limit(seconds: float, megabytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
     resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # ends those that only wait
 
 
 def _forbid(found: list[str], hidden: str) -> None:

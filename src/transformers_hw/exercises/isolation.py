@@ -102,7 +102,7 @@ def _run_child(request: dict[str, Any], limits: Limits) -> dict[str, Any] | str:
             process.kill()
             process.communicate()
             return _too_long(limits)
-    if process.returncode == -24:  # SIGXCPU
+    if process.returncode in (-24, -14):  # SIGXCPU, SIGALRM
         return _too_long(limits)
     try:
         reply = json.loads(text.splitlines()[-1])

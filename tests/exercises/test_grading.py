@@ -1,0 +1,267 @@
+"""Other people's answers: a cohort with hostile ones among them, graded at once."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import transformers_hw.exercises as book
+from transformers_hw.exercises import check, check_source, load, terminal
+from transformers_hw.exercises.grading import exercise_of, grade
+from transformers_hw.exercises.isolation import Limits, check_file
+from transformers_hw.exercises.kinds import Choice, Code, Outcome, decode, encode, plain
+from transformers_hw_command import main
+
+NAME, FILE = "attention/softmax", "attention__softmax.py"
+RIGHT = """
+import numpy as np
+def softmax(scores, scale):
+    powers = np.exp(scale * scores - np.max(scale * scores, -1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+"""
+LIMITS = Limits(seconds=2.0, megabytes=2000)
+# Each a file, and what is said about it.
+HOSTILE = {
+    "loops": ("while True: pass", "did not end within 2 seconds"),
+    "loops_when_called": (
+        "def softmax(*a):\n    while True: pass",
+        "did not end within 2 seconds",
+    ),
+    "sleeps": ("import time; time.sleep(1000)", "did not end within 2 seconds"),
+    "exits": ("raise SystemExit(0)", "stopped with SystemExit"),
+    "exits_at_once": ("import os; os._exit(0)", "ended the process before"),
+    "prints": ("while True: print('x' * 10_000)", "did not end within 2 seconds"),
+    "eats_memory": ("x = bytearray(10**12)", "MemoryError"),
+    "writes": ("open('/tmp/owned', 'w')", "writes to '/tmp/owned'"),
+    "removes": ("import os; os.remove('{victim}')", "calls os.remove"),
+    "starts": ("import subprocess; subprocess.run(['true'])", "calls subprocess"),
+    "forks": ("import os\nwhile True: os.fork()", "calls os.fork"),
+    "connects": ("import socket; socket.create_connection(('x', 1))", "socket"),
+    "imports_solution": (
+        "from transformers_hw.exercises.attention.softmax import softmax",
+        "imports the book's own code",
+    ),
+    "imports_and_hides_it": (
+        "try:\n    import transformers_hw.exercises\nexcept Exception: pass" + RIGHT,
+        "imports the book's own code",
+    ),
+    "reads_solution": ("text = open('{solution}').read()", "reads the exercises'"),
+    "patches": (
+        "import sys\nk = sys.modules['kinds']\nk.alike = lambda *a: True\n"
+        "k.run = lambda *a: [k.Outcome(0.0)] * 5\ndef softmax(s, b): return s",
+        "differs from what was expected",
+    ),
+    "forges": (
+        "import os\nfor fd in range(3, 20):\n    try:\n"
+        "        os.write(fd, b'{{\"passed\": true}}\\n')\n    except OSError: pass\n"
+        "os._exit(0)",
+        "ended the process before",
+    ),
+    "returns_nonsense": ("def softmax(s, b): return object()", "a object was returned"),
+    "pretends": (
+        "class Yes:\n    def __eq__(self, other): return True\n    shape = (2, 3)\n"
+        "def softmax(s, b): return Yes()",
+        "a Yes was returned",
+    ),
+    "is_binary": ("\0\1\2", "source code"),
+    "is_empty": ("", "defines no 'softmax'"),
+    "has_no_function": ("softmax = 3", "TypeError"),
+}
+
+
+def write(folder: Path, student: str, text: str) -> Path:
+    path = folder / student / FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.unhooked
+def test_a_cohort_of_100_is_graded_and_contained(tmp_path: Path) -> None:
+    cohort, victim = tmp_path / "cohort", tmp_path / "victim"
+    victim.write_text("here")
+    solution = Path(book.__file__).parent / "attention/softmax.py"
+    expected: dict[str, tuple[bool, str]] = {}
+    for name, (text, said) in HOSTILE.items():
+        text = text.replace("{victim}", str(victim)).replace(
+            "{solution}", str(solution)
+        )
+        write(cohort, name, text.replace("{{", "{").replace("}}", "}"))
+        expected[name] = False, said
+    exercise = load(NAME)
+    assert isinstance(exercise, Code)
+    sources = {name: source_of(name) for name in exercise.mistakes}
+    for number in range(100 - len(HOSTILE)):
+        student = f"student_{number:03}"
+        kind = [None, *sources][number % (1 + len(sources))]
+        write(cohort, student, RIGHT if kind is None else sources[kind])
+        said = "agrees on all" if kind is None else exercise.mistakes[kind].sentence
+        expected[student] = kind is None, said
+    before = sorted(path for path in tmp_path.rglob("*"))
+    grades = grade(cohort, limits=LIMITS)
+    assert len(grades) == len(expected) == 100
+    for one in grades:
+        passed, said = expected[one.student]
+        assert one.points == passed, (one.student, one.feedback)
+        assert said in one.feedback.sentence, (one.student, one.feedback.sentence)
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert victim.read_text() == "here"
+    assert not Path("/tmp/owned").exists()
+
+
+def source_of(mistake: str) -> str:
+    """Return a mistake of the exercise as a student would have written it."""
+    text = (Path(book.__file__).parent / "attention/softmax.py").read_text("utf-8")
+    (body,) = re.findall(rf"^def {mistake}\(.*?(?=^@|\Z)", text, re.S | re.M)
+    return f"import numpy as np\n{body.replace(f'def {mistake}', 'def softmax')}"
+
+
+@pytest.mark.unhooked
+def test_the_command_lists_starts_checks_hints_and_remembers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def say(*arguments: str) -> tuple[int, str]:
+        status = main(["exercise", *arguments])
+        return status, capsys.readouterr().out
+
+    assert "0 of " in say()[1]
+    assert say("start", NAME)[0] == 0
+    status, text = say("check", FILE)
+    assert status == 1
+    assert "NotImplementedError" in text
+    assert f"hint {NAME}" in text
+    hints = load(NAME).hints
+    assert hints[0] in say("hint", NAME)[1]
+    assert hints[1] in say("hint", NAME)[1]
+    assert "def softmax" in say("solution", NAME)[1]
+    Path(FILE).write_text(RIGHT)
+    assert say("check", FILE) == (0, "Right. It agrees on all 5 inputs.\n")
+    assert re.search(r"✓ softmax .*\n", say()[1])
+    Path("mine.py").write_text(RIGHT)
+    assert say("check", "mine.py", "--exercise", NAME)[0] == 0
+    for wrong, said in (
+        (("start", NAME), "exists; it was left as it is"),
+        (("check", "mine.py"), "no exercise belongs to a file named mine.py"),
+        (("check", "none.py"), "there is no file none.py"),
+        (("hint", "attention/no"), "there is no exercise 'attention/no'"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["exercise", *wrong])
+        assert said in capsys.readouterr().err
+    # A damaged record of progress is no progress, and nothing is lost with it.
+    Path(".exercises.json").write_text("{")
+    assert "0 of " in say()[1]
+    while "last hint" not in say("hint", NAME)[1]:
+        pass
+
+
+@pytest.mark.unhooked
+def test_the_command_grades_a_folder_and_writes_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "anna", RIGHT)
+    write(tmp_path, "=cmd()<b>", "softmax = None")
+    (tmp_path / "late").mkdir()
+    assert main(["grade", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert "3 students, 3 answers" in capsys.readouterr().out
+    with (tmp_path / "out/grades.csv").open(encoding="utf-8") as file:
+        rows = {row["student"]: row for row in csv.DictReader(file)}
+    assert rows["anna"]["points"] == "1"
+    assert rows["'=cmd()<b>"]["points"] == "0"
+    assert rows["late"]["feedback"] == "Not handed in."
+    page = (tmp_path / "out/grades.html").read_text("utf-8")
+    assert "&lt;b&gt;" in page
+    assert "1 of 1" in page
+    for folder, said in ((tmp_path / "none", "must have a subfolder"),
+                         (tmp_path / "out", "must have a subfolder")):  # fmt: skip
+        with pytest.raises(SystemExit):
+            main(["grade", str(folder)])
+        assert said in capsys.readouterr().err
+    (tmp_path / "empty/student").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"no file in .* is named like an exercise"):
+        grade(tmp_path / "empty")
+    with pytest.raises(SystemExit):
+        main(["grade", str(tmp_path), "--seconds", "-1"])
+    assert "must be a positive number, got '-1'" in capsys.readouterr().err
+
+
+@pytest.mark.unhooked
+def test_numbers_and_choices_are_checked_from_files(tmp_path: Path) -> None:
+    choice = next(n for n in book.names() if isinstance(load(n), Choice))
+    path = tmp_path / "answer.py"
+    exercise = load(choice)
+    assert isinstance(exercise, Choice)
+    path.write_text(f"answer = '({exercise.answer.upper()})'")
+    assert check_file(choice, path).passed
+    path.write_text("answer = 'z'")
+    assert "was expected, got 'z'" in check_file(choice, path).sentence
+    path.write_text("")
+    assert "defines no 'answer'" in check_file(choice, path).sentence
+
+
+@pytest.mark.unhooked
+def test_a_file_may_compute_with_pytorch(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "torch",
+        "import torch\narray = torch.tensor\n"
+        "def softmax(scores, scale): return torch.softmax(scale * scores, -1)\n",
+    )
+    assert check_file(NAME, path, limits=Limits(seconds=10.0)).passed
+
+
+def test_answers_are_explained_whatever_they_return() -> None:
+    def said(function) -> str:
+        return str(check(NAME, function))
+
+    assert "returned None" in said(lambda scores, scale: None)
+    assert "has shape (3,), and (2, 3)" in said(lambda scores, scale: scores[0])
+    assert "not finite" in said(lambda scores, scale: scores * np.nan)
+    assert "differs" in said(lambda scores, scale: scores)
+    assert "ZeroDivisionError" in said(lambda scores, scale: 1 / 0)
+    assert "TypeError" in said(lambda scores: scores)
+
+    def careless(scores, scale):
+        scores *= scale
+        scores -= scores.max(-1, keepdims=True)
+        np.exp(scores, out=scores)
+        return scores / scores.sum(-1, keepdims=True)
+
+    assert "changes its argument scores" in said(careless)
+    text = "def softmax(scores, scale):\n    return scores"
+    assert not check_source(NAME, text).passed
+    assert "defines no 'softmax'" in check_source(NAME, "x = 1").sentence
+    assert "ValueError: no" in check_source(NAME, "raise ValueError('no')").sentence
+
+
+def test_results_survive_the_way_between_processes() -> None:
+    value = {"a": [np.eye(2), np.array([True]), 1.5, None, "x"], "b": np.zeros((0, 3))}
+    again = decode(json.loads(json.dumps(encode(plain(value)))))
+    assert again["a"][0].dtype == np.float64
+    assert (again["a"][0] == np.eye(2)).all()
+    assert again["a"][1].dtype == bool
+    assert again["a"][2:] == [1.5, None, "x"]
+    assert again["b"].shape == (0, 3)
+    assert decode(encode(vars(Outcome(error="x")))) == vars(Outcome(error="x"))
+
+
+def test_unknown_exercises_and_broken_ones_are_refused() -> None:
+    with pytest.raises(ValueError, match="there is no exercise 'attention/none'"):
+        load("attention/none")
+    with pytest.raises(ValueError, match=r"no exercise belongs to .* x.py"):
+        exercise_of(Path("x.py"))
+    with pytest.raises(ValueError, match=r"level must be one of .*, got 'easy'"):
+        Code(level="easy", read="", hints=())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="answer must be one of the options"):
+        Choice(level="core", read="", hints=(), options={"a": ""}, answer="b")
+    empty = Code(level="core", read="", hints=())
+    with pytest.raises(ValueError, match="has no cases"):
+        empty.inputs()
+    with pytest.raises(ValueError, match="has no solution"):
+        _ = empty.arguments
+    assert terminal.PROGRESS.name == ".exercises.json"
