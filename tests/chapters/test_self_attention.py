@@ -124,6 +124,7 @@ def by_head(layer: SelfAttention, x: Tensor) -> list[Tensor]:
 
 @pytest.mark.question("nyu-1.3a")
 def test_self_attention_is_what_the_formula_says():
+    """The layer equals the formula with tokens in columns and two heads."""
     # The question keeps tokens in the columns of C and asks for h heads.
     e, n, h, d = 6, 5, 2, 3
     layer = SelfAttention(e, heads=h, bias=False, dtype=F64)
@@ -144,6 +145,7 @@ def test_self_attention_is_what_the_formula_says():
 
 @pytest.mark.question("nyu-1.3a")
 def test_with_tokens_in_columns_queries_times_keys_transposed_are_not_the_scores():
+    """With tokens in columns, Q Kᵀ compares coordinates and Kᵀ Q tokens."""
     # The claim: softmax(Q Kᵀ / √d) V with Q = W_q C, K = W_k C, V = W_v C. Here all
     # widths are equal, so that every product exists.
     d = n = 5
@@ -169,6 +171,7 @@ def test_with_tokens_in_columns_queries_times_keys_transposed_are_not_the_scores
 
 @pytest.mark.question("nyu-1.3a")
 def test_self_attention_agrees_with_the_multihead_attention_of_pytorch():
+    """Output and weights equal those of PyTorch's nn.MultiheadAttention."""
     layer = SelfAttention(12, heads=3, dtype=F64)
     peer = nn.MultiheadAttention(12, 3, batch_first=True, dtype=F64)
     *parts, output = layer.attention.children()
@@ -327,6 +330,7 @@ def test_with_argmax_the_second_output_is_the_first_value():
 @pytest.mark.question("nyu-1.3c")
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_identity_attention_gives_every_token_back(length: int):
+    """A hard identity layer returns every token unchanged."""
     layer = identity_attention(length, dim=3, dtype=F64)
     x = 100 * tokens(2, length, 3)
     output, weights = layer(x, return_weights=True)
@@ -337,6 +341,7 @@ def test_identity_attention_gives_every_token_back(length: int):
 @pytest.mark.question("nyu-1.3c")
 @pytest.mark.parametrize("permutation", list(itertools.permutations(range(4))))
 def test_every_permutation_is_self_attention_fixed_points_or_not(permutation):
+    """A hard layer computes each of the 24 permutations of four tokens."""
     layer = permutation_attention(permutation, dim=3, dtype=F64)
     x = tokens(2, 4, 3)
     assert layer(x).equal(x[:, list(permutation)])
@@ -346,6 +351,7 @@ def test_every_permutation_is_self_attention_fixed_points_or_not(permutation):
 @some
 @given(st.permutations(range(5)), st.floats(0.0, 40.0))
 def test_at_finite_sharpness_the_error_is_known_exactly(permutation, sharpness):
+    """The output of a soft permutation layer equals its formula."""
     layer = permutation_attention(permutation, 3, sharpness=sharpness, dtype=F64)
     x = tokens(2, 5, 3)
     assert_close(layer(x), softened(x, sharpness)[:, permutation], **EXACT)
@@ -357,6 +363,7 @@ def test_at_finite_sharpness_the_error_is_known_exactly(permutation, sharpness):
 
 @pytest.mark.question("nyu-1.3c")
 def test_the_weights_of_a_permutation_can_be_read():
+    """The four weight matrices of a permutation layer are as on the page."""
     layer = permutation_attention([2, 0, 1], dim=2, sharpness=9.0).attention
     assert layer.scale == 9.0
     # Columns: two for the token, three for the position.
@@ -384,6 +391,7 @@ def test_the_sharpness_can_sit_in_the_queries_instead_of_the_scale():
 @pytest.mark.question("nyu-1.3c")
 @pytest.mark.parametrize("sharpness", [0.0, 5.0, 20.0])
 def test_soft_weights_are_never_the_postulated_matrix(sharpness: float):
+    """Soft weights are never exactly zero or one."""
     layer = permutation_attention([1, 2, 0], dim=2, sharpness=sharpness, dtype=F64)
     _, weights = layer(tokens(1, 3, 2), return_weights=True)
     assert weights.min() > 0
@@ -392,6 +400,7 @@ def test_soft_weights_are_never_the_postulated_matrix(sharpness: float):
 
 @pytest.mark.question("nyu-1.3c")
 def test_a_permutation_matrix_may_have_ones_on_its_diagonal():
+    """A permutation layer may have a fixed point."""
     # The claim: no one stands on the diagonal. Here the last token stays.
     layer = permutation_attention([1, 0, 2], dim=2, dtype=F64)
     x = tokens(1, 3, 2)
@@ -402,6 +411,7 @@ def test_a_permutation_matrix_may_have_ones_on_its_diagonal():
 
 @pytest.mark.question("nyu-1.3c")
 def test_in_columns_the_same_matrix_is_the_inverse_permutation():
+    """With tokens in columns, the same matrix inverts the permutation."""
     A = torch.tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0]], dtype=F64)
     x = tokens(3, 2)
     assert (A @ x).equal(x[[1, 2, 0]])  # tokens in rows
@@ -419,6 +429,7 @@ def test_in_columns_the_same_matrix_is_the_inverse_permutation():
 @pytest.mark.parametrize("offset", [-2, 1, 3])
 @pytest.mark.parametrize("start", [0, 1000])
 def test_sinusoids_and_one_matrix_shift_sequences_of_any_length(offset, start):
+    """With sinusoids, one query matrix shifts sequences of any length."""
     positions = SinusoidalPositions(64, combine="concatenate")
     d, p = 3, 64
     layer = SelfAttention(
@@ -448,6 +459,7 @@ def test_sinusoids_and_one_matrix_shift_sequences_of_any_length(offset, start):
 
 @pytest.mark.question("nyu-1.3e")
 def test_a_relative_bias_shifts_tokens():
+    """A relative bias shifts tokens; past the border it gives their mean."""
     n, offset, c = 6, 1, 8.0
     layer = SelfAttention(3, bias=False, dtype=F64)
     eye = torch.eye(3, dtype=F64)
@@ -464,6 +476,7 @@ def test_a_relative_bias_shifts_tokens():
 @pytest.mark.question("nyu-1.3c")
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 100.0, math.inf])
 def test_equal_queries_and_keys_are_no_identity_when_norms_differ(scale):
+    """Equal queries and keys are not an identity if norms differ."""
     eye = torch.eye(2, dtype=F64)
     layer = SelfAttention(2, bias=False, scale=scale, dtype=F64)
     set_weights(layer, query=eye, key=eye, value=eye, output=eye)
@@ -477,6 +490,7 @@ def test_equal_queries_and_keys_are_no_identity_when_norms_differ(scale):
 
 @pytest.mark.question("nyu-1.3c")
 def test_equal_queries_and_keys_are_an_identity_when_norms_are_equal():
+    """Equal queries and keys are a hard identity for tokens of one norm."""
     layer = SelfAttention(3, bias=False, scale=math.inf, dtype=F64)
     for projection in layer.attention.children():
         nn.init.eye_(projection.weight)
@@ -487,6 +501,7 @@ def test_equal_queries_and_keys_are_an_identity_when_norms_are_equal():
 @pytest.mark.question("nyu-1.3c")
 @pytest.mark.parametrize("n", [3, 4])
 def test_without_positions_no_permutation_but_the_identity_is_possible(n):
+    """Without positions, no permutation of three or four tokens is possible."""
     layer = SelfAttention(2, heads=2, dtype=F64)
     for permutation in itertools.permutations(range(n)):
         moved = [i for i in range(n) if permutation[i] != i]
@@ -507,6 +522,7 @@ def test_without_positions_no_permutation_but_the_identity_is_possible(n):
 @pytest.mark.question("nyu-1.3c")
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_only_the_identity_commutes_with_all_permutations_of_three_or_more(n):
+    """For three or more tokens, only the identity commutes with all."""
     every = list(itertools.permutations(range(n)))
 
     def after(p: tuple[int, ...], q: tuple[int, ...]) -> tuple[int, ...]:
@@ -519,6 +535,7 @@ def test_only_the_identity_commutes_with_all_permutations_of_three_or_more(n):
 
 @pytest.mark.question("nyu-1.3c")
 def test_two_tokens_of_one_length_can_be_swapped_without_positions():
+    """Two tokens of one norm can be swapped without positions."""
     eye = torch.eye(2, dtype=F64)
     layer = SelfAttention(2, bias=False, scale=math.inf, dtype=F64)
     set_weights(layer, query=-eye, key=eye, value=eye, output=eye)
@@ -529,6 +546,7 @@ def test_two_tokens_of_one_length_can_be_swapped_without_positions():
 @pytest.mark.question("nyu-1.3c")
 @pytest.mark.parametrize("heads", [1, 2, 3])
 def test_at_equal_tokens_every_output_depends_on_every_token_alike(heads):
+    """At equal tokens, soft heads respond to all tokens alike."""
     # Soft heads without positions. A permutation would depend on one token only.
     n, d = 5, 6
     layer = SelfAttention(d, heads, dtype=F64)
@@ -544,6 +562,7 @@ def test_at_equal_tokens_every_output_depends_on_every_token_alike(heads):
 def test_without_positions_two_tokens_are_not_swapped_whatever_they_are(
     heads: int, scale: float
 ):
+    """Without positions, no layer swaps all pairs of tokens."""
     layer = SelfAttention(6, heads, scale=scale, dtype=F64)
     randomize_biases(layer)
     x, step = tokens(1, 6), tokens(1, 6)
@@ -558,6 +577,7 @@ def test_without_positions_two_tokens_are_not_swapped_whatever_they_are(
 @pytest.mark.question("nyu-1.3c")
 @pytest.mark.parametrize("sharpness", [0.5, 3.0])
 def test_two_soft_heads_are_a_permutation_exactly(sharpness: float):
+    """Two soft heads compute a permutation exactly."""
     # A soft head blends x_j with the mean of all; a second head takes the mean off.
     n, d, order = 5, 2, [3, 1, 4, 0, 2]
     blend = n / (math.exp(sharpness) + n - 1)
@@ -593,6 +613,7 @@ def test_a_sharpness_can_be_chosen_for_a_wanted_mass(n: int, epsilon: float):
 
 @pytest.mark.question("nyu-1.3d")
 def test_a_position_wise_linear_layer_is_a_convolution_of_kernel_size_one():
+    """The layer equals nn.Linear, and nn.Conv1d with kernel size one."""
     linear = nn.Linear(3, 5, dtype=F64)
     convolution = nn.Conv1d(3, 5, kernel_size=1, dtype=F64)
     with torch.no_grad():
@@ -606,6 +627,7 @@ def test_a_position_wise_linear_layer_is_a_convolution_of_kernel_size_one():
 
 @pytest.mark.question("nyu-1.3d")
 def test_the_position_wise_linear_layer_attends_to_itself_and_maps_by_its_values():
+    """Its attention matrix is the identity, and the map is in the values."""
     W = tokens(5, 3)
     layer = pointwise_linear_attention(W, length=7)
     _, weights = layer(tokens(1, 7, 3), return_weights=True)
@@ -617,6 +639,7 @@ def test_the_position_wise_linear_layer_attends_to_itself_and_maps_by_its_values
 
 @pytest.mark.question("nyu-1.3d")
 def test_a_position_wise_linear_layer_mixes_no_positions_but_a_kernel_of_three_does():
+    """It mixes no positions; a kernel of three does."""
     x = tokens(1, 5, 2)
     W = tokens(3, 2)
     layer = pointwise_linear_attention(W, length=5)
@@ -629,6 +652,7 @@ def test_a_position_wise_linear_layer_mixes_no_positions_but_a_kernel_of_three_d
 
 @pytest.mark.question("nyu-1.3d")
 def test_self_attention_has_as_many_outputs_as_inputs():
+    """Five tokens give five outputs; the ends depend on the padding."""
     # A 3 × 5 matrix, one row per full window, is a part of what self-attention does.
     x, kernel = tokens(1, 5, 2), torch.eye(2, dtype=F64)[..., None].expand(2, 2, 3) / 3
     full_windows = F.conv1d(x.mT, kernel).mT
@@ -665,6 +689,7 @@ def test_linear_and_identity_layers_soften_the_tokens_given(length, sharpness):
 @pytest.mark.parametrize("dilation", [1, 2, 3])
 @pytest.mark.parametrize("padding_mode", ["zeros", "replicate"])
 def test_one_head_per_tap_makes_any_convolution(taps: int, dilation: int, padding_mode):
+    """One head per tap equals PyTorch's convolution, for both paddings."""
     weight, bias = tokens(5, 3, taps), tokens(5)
     options = {"padding_mode": padding_mode, "dilation": dilation}
     for length in (1, 2, 7):  # a kernel may be wider than the sequence
@@ -681,6 +706,7 @@ def test_one_head_per_tap_makes_any_convolution(taps: int, dilation: int, paddin
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("taps", [1, 2, 3, 4, 5])
 def test_zeros_around_the_sequence_give_pytorchs_same_padding(taps: int):
+    """With zeros around the sequence it equals padding='same' of PyTorch."""
     peer = nn.Conv1d(3, 5, taps, padding="same", dtype=F64)
     layer = convolution_attention(peer.weight, peer.bias, length=7)
     x = tokens(2, 7, 3)
@@ -691,6 +717,7 @@ def test_zeros_around_the_sequence_give_pytorchs_same_padding(taps: int):
 @pytest.mark.parametrize("taps", [2, 3])
 @pytest.mark.parametrize("sharpness", [0.0, 2.0, 12.0])
 def test_at_finite_sharpness_softened_tokens_are_convolved(taps, sharpness):
+    """Soft heads convolve softened tokens."""
     weight, bias, x = tokens(5, 3, taps), tokens(5), tokens(2, 7, 3)
     soft = softened(x, sharpness)
     layer = convolution_attention(
@@ -717,6 +744,7 @@ def test_at_finite_sharpness_softened_tokens_are_convolved(taps, sharpness):
     ],
 )
 def test_each_head_attends_to_the_position_of_its_tap(padding_mode, wanted):
+    """Each head attends to the position of its tap."""
     kernel = torch.ones(1, 1, 3)
     layer = convolution_attention(kernel, length=4, padding_mode=padding_mode)
     _, weights = layer(torch.randn(1, 4, 1), return_weights=True)
@@ -725,6 +753,7 @@ def test_each_head_attends_to_the_position_of_its_tap(padding_mode, wanted):
 
 @pytest.mark.question("nyu-1.3e")
 def test_equal_weights_in_a_window_are_an_average_and_nothing_more():
+    """Equal weights in a window are average pooling."""
     # The claimed matrix, made square: one head, thirds within and halves at the ends.
     n = 5
     layer = SelfAttention(2, bias=False, dtype=F64)
@@ -742,6 +771,7 @@ def test_equal_weights_in_a_window_are_an_average_and_nothing_more():
 
 @pytest.mark.question("nyu-1.3e")
 def test_a_band_of_thirds_comes_from_positions_and_not_from_tokens():
+    """A band of thirds needs positions, and is a limit of soft heads."""
     # Two equal tokens with different neighbors: an average would tell them apart.
     n = 5
     x = torch.tensor([1.0, 4.0, 1.0, 9.0, 9.0], dtype=F64)[None, :, None]
@@ -769,6 +799,7 @@ def test_a_band_of_thirds_comes_from_positions_and_not_from_tokens():
 @pytest.mark.parametrize("taps", [2, 3, 5])
 @pytest.mark.parametrize("sharpness", [0.5, 3.0])
 def test_softness_scales_a_convolution_and_adds_a_constant(taps, sharpness):
+    """Softness scales a convolution and adds a constant row."""
     n = 7
     weight, x = tokens(5, 3, taps), tokens(2, n, 3)
     options = {"length": n, "padding_mode": "replicate"}
@@ -798,6 +829,7 @@ def test_softness_scales_a_convolution_and_adds_a_constant(taps, sharpness):
 @some
 @given(st.integers(0, 10**6), st.booleans())
 def test_one_head_never_makes_taps_of_both_signs(seed: int, hard: bool):
+    """One head never has taps of both signs."""
     torch.manual_seed(seed)
     scale = math.inf if hard else None
     layer = SelfAttention(
@@ -816,6 +848,7 @@ def test_one_head_never_makes_taps_of_both_signs(seed: int, hard: bool):
 
 @pytest.mark.question("nyu-1.3e", "eecs-2d")
 def test_one_head_cannot_give_the_left_and_the_right_neighbor_but_two_can():
+    """Two heads separate the neighbors; one head cannot."""
     # Scalar tokens, two outputs: W₁ = (1, 0) for the left, W₂ = (0, 1) for the right.
     weight = torch.tensor([[[1.0, 0.0, 0.0]], [[0.0, 0.0, 1.0]]], dtype=F64)
     x = 1e9 * tokens(7, 5, 1)
@@ -841,6 +874,7 @@ def test_one_head_cannot_give_the_left_and_the_right_neighbor_but_two_can():
 @pytest.mark.question("nyu-1.3e")
 @pytest.mark.parametrize("heads", [1, 2, 3])
 def test_a_convolution_needs_as_many_heads_as_the_rank_of_its_taps(heads: int):
+    """Taps of heads that attend by position have rank at most their number."""
     n, d, out = 7, 2, 3
 
     def tap_rank(layer: nn.Module) -> int:
@@ -863,6 +897,7 @@ def test_a_convolution_needs_as_many_heads_as_the_rank_of_its_taps(heads: int):
 @pytest.mark.question("nyu-1.3e")
 @pytest.mark.parametrize("heads", [1, 2])
 def test_heads_that_see_contents_have_no_more_taps_than_heads(heads: int):
+    """Heads that use content have taps of no higher rank."""
     n, d, out, here, height = 7, 2, 3, 3, 1e9
     layer = SelfAttention(
         d, heads, positions=OneHotPositions(n), head_dim=4, output_dim=out, dtype=F64
@@ -881,6 +916,7 @@ def test_heads_that_see_contents_have_no_more_taps_than_heads(heads: int):
 
 @pytest.mark.question("nyu-1.3e")
 def test_one_soft_head_more_than_the_rank_is_enough_away_from_the_border():
+    """Two soft heads make the kernel (-1, 2, -1), away from the border."""
     # The taps (-1, 2, -1) have rank one: 6 × (1/6, 4/6, 1/6) - 6 × (1/3, 1/3, 1/3).
     n = 7
     offsets = torch.arange(n) - rearrange(torch.arange(n), "i -> i 1")
@@ -897,6 +933,7 @@ def test_one_soft_head_more_than_the_rank_is_enough_away_from_the_border():
 @pytest.mark.question("nyu-1.3e")
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_one_soft_head_more_than_the_rank_is_exact_up_to_the_border(rank: int):
+    """R + 1 soft heads are exact with replicate padding."""
     n, d, out, taps = 7, 2, 3, 5
     columns, matrices = tokens(rank, taps), tokens(rank, out, d)
     kernel = einsum(columns, matrices, "r tap, r out d -> out d tap")
