@@ -18,7 +18,7 @@ COVERED := $(PYTEST) --cov --cov-report=
 
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help site build test fuzz mutants lint browser figures notebooks bench compatibility constraints release clean
+.PHONY: help site build pdf test fuzz mutants lint browser figures notebooks bench compatibility constraints release clean
 
 help: ## list the targets (this)
 	@awk -F ': .*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -30,6 +30,9 @@ site: .venv/site-installed ## build the book and serve it at http://127.0.0.1:80
 
 build: .venv/site-installed ## build the book into the folder site, strictly
 	$(RUN) mkdocs build --strict --clean --site-dir site
+
+pdf: .venv/installed build ## print the book into site/book.pdf
+	.venv/bin/python tools/pdf.py site site/book.pdf
 
 test: lint browser ## run all checks: lint, tests, coverage, the site in a browser
 	$(COVERED)

@@ -27,17 +27,18 @@ CHAPTER = re.compile(r"\((chapters/\w+/)index\.md\)")
 LAST = ["notation/", "glossary/", "references/"]
 A_PAGE = re.compile(rb"/Type\s*/Page\b")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PAPER = {"top": "20mm", "bottom": "22mm", "left": "18mm", "right": "18mm"}
+PAPER = {"top": "20mm", "bottom": "24mm", "left": "26mm", "right": "26mm"}
 FOOTER = """<div style="width: 100%; font: 9px sans-serif; text-align: center">
 <span class="pageNumber"></span></div>"""
 STYLE = """
-html, body { background: white; font-size: 100%; }
+html { font-size: 17px !important; }
+html, body { background: white; }
 .part, .front { break-before: page; }
 .front:first-child { break-before: auto; }
 .front.title { padding-top: 60mm; text-align: center; }
+.front.title p:last-child { padding-top: 100mm; font-size: .8em; }
 .md-content__inner { margin: 0; padding: 0; }
 .md-content__inner::before { content: none; }
-.md-typeset { font-size: 13px; }
 .toc { list-style: none; margin: 0 !important; }
 .toc a { display: flex; justify-content: space-between; text-decoration: none; }
 """
@@ -47,6 +48,8 @@ BIND = """async ({pages, title, about, style, answers}) => {
     const root = new URL(".", location.href).href;
     const slug = path => path.replace(/\\W+/g, "-").replace(/-$/, "");
     const name = (path, anchor) => slug(path) + (anchor ? "--" + anchor : "");
+    const headline = document.querySelector("h1")?.firstChild?.textContent ?? title;
+    const rights = document.querySelector(".md-copyright")?.textContent.trim() ?? "";
     const parts = [];
     for (const path of pages) {
         const text = await (await fetch(root + path)).text();
@@ -80,14 +83,18 @@ BIND = """async ({pages, title, about, style, answers}) => {
             for (const node of all(`[${kind}^="url(#"]`))
                 node.setAttribute(kind, node.getAttribute(kind)
                     .replace("url(#", `url(#${slug(path)}--`));
+        if (path.startsWith("chapters/"))
+            article.querySelector("h1").prepend(`${parts.length + 1} `);
         part.append(...article.childNodes);
         parts.push(part);
     }
     const front = document.createElement("section");
     front.className = "front title";
-    front.innerHTML = "<h1></h1><p></p>";
-    front.querySelector("h1").textContent = title;
-    front.querySelector("p").textContent = about;
+    for (const [kind, text] of [["h1", headline], ["p", about], ["p", rights]]) {
+        const line = document.createElement(kind);
+        line.textContent = text;
+        front.append(line);
+    }
     const contents = document.createElement("section");
     contents.className = "front";
     contents.innerHTML = "<h2>Contents</h2><ul class=toc></ul>";
@@ -106,6 +113,7 @@ BIND = """async ({pages, title, about, style, answers}) => {
     content.append(book);
     document.body.replaceChildren(content);
     document.body.dataset.mdColorScheme = "default";
+    document.title = title;
     const own = document.createElement("style");
     own.textContent = style;
     document.head.append(own);

@@ -1,5 +1,6 @@
 """Every page of the site, in a real browser."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -65,6 +66,32 @@ FOUND = """([wanted, anchor]) => {
     const pages = [...new Set(links.map(link => link.split(/[?#]/)[0]))].slice(0, 5);
     return pages.includes(wanted)
         && links.some(link => link.startsWith(wanted) && link.endsWith(anchor));
+}"""
+# Whether the first page that the search lists is this one, with this section.
+FIRST = """([wanted, anchor]) => {
+    const links = [...document.querySelectorAll("a.md-search-result__link")]
+        .map(link => link.href);
+    const sections = links.filter(link => link.includes("#"));
+    return links.length > 0 && links[0].split(/[?#]/)[0] == wanted
+        && (!anchor || sections[0].endsWith(anchor));
+}"""
+# Displayed formulas that must be scrolled.
+TOO_WIDE = """() => [...document.querySelectorAll("div.formula")]
+    .filter(box => box.scrollWidth > box.clientWidth + 1)
+    .map(box => box.id || box.querySelector("annotation")?.textContent.slice(0, 60))"""
+CAPTIONS = """() => [...document.querySelectorAll(
+    "figure:is(.book, .diagram) > figcaption")].map(caption => caption.innerText)"""
+# What a sheet of paper shows of a page: pictures for dark screens, and folded text.
+ON_PAPER = """() => {
+    const shown = part => part.getClientRects().length > 0;
+    const all = selector => [...document.querySelectorAll(selector)].filter(shown);
+    return {
+        light: all('img[src$="#only-light"]').length,
+        dark: all('img[src$="#only-dark"]').length,
+        folded: all("details:not([open]) > :not(summary)").length,
+        tests: all("details.evidence").length,
+        buttons: all("article button").length,
+    };
 }"""
 
 
@@ -171,13 +198,12 @@ def test_navigation_is_instant(page: Page, address: str) -> None:
 @pytest.mark.parametrize(
     ("words", "place", "anchor"),
     [
-        ("softargmax", "glossary/", ""),
+        ("softargmax", "notation/", ""),
         ("MultiHeadAttention", "reference/multi_head_attention/", ""),
         ("causal mask", "reference/attention/", ""),
         ("causal_mask", "reference/attention/", ""),
-        ("nyu-1.1e", "chapters/attention/", "#nyu-1.1e"),
-        ("eth-1d.1", "chapters/attention_as_convolution/", "#eth-1d.1"),
-        ("effective kernel", "glossary/", ""),
+        ("effective kernel", "chapters/attention_as_convolution/", ""),
+        ("attention rollout", "reference/probes/", ""),
     ],
 )
 def test_search_finds(
@@ -188,6 +214,96 @@ def test_search_finds(
     page.keyboard.type(words)
     # Searching goes on while one types, and each answer replaces the list before it.
     page.wait_for_function(FOUND, arg=[address + place, anchor])
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "anchor"),
+    [
+        ("1.3(e)", "chapters/self_attention/", "#nyu-1.3e"),
+        ("NYU 1.1(e)", "chapters/attention/", "#nyu-1.1e"),
+        ("eth-1d.1", "chapters/attention_as_convolution/", "#eth-1d.1"),
+        ("MHA", "chapters/multi_head_attention/", "#the-formula"),
+        ("params", "chapters/multi_head_attention/", "#counting-parameters"),
+        ("RoPE", "chapters/positional_encoding/", "#rope-turn-queries-and-keys"),
+        ("cross attention", "chapters/transformer/", "#quiz-2.4"),
+        ("GQA", "chapters/multi_head_attention/", "#key-value-cache"),
+        ("CLS", "chapters/vision_transformer/", "#nyu-1.5d"),
+        ("cite", "teaching/", "#license-and-citation"),
+        ("license", "teaching/", "#license-and-citation"),
+        ("pdf", "teaching/", "#paper-pdf-and-plain-text"),
+    ],
+)
+def test_search_finds_first(
+    page: Page, address: str, words: str, place: str, anchor: str
+) -> None:
+    page.goto(address, wait_until="networkidle")
+    page.locator(".md-search__input").click()
+    page.keyboard.type(words)
+    page.wait_for_function(FIRST, arg=[address + place, anchor])
+
+
+def test_formulas_fit_a_desktop_and_figures_are_numbered(
+    page: Page, address: str, paths: list[str]
+) -> None:
+    wide: list[str] = []
+    figures = 0
+    for path in [path for path in paths if path.startswith("chapters/")]:
+        visit(page, address + path)
+        page.evaluate(UNFOLD)
+        wide += [f"{path}: {formula}" for formula in page.evaluate(TOO_WIDE)]
+        if path == "chapters/":
+            continue
+        captions = page.evaluate(CAPTIONS)
+        figures += len(captions)
+        unnumbered = [x for x in captions if not x.startswith("Figure ")]
+        assert unnumbered == [], path
+    assert figures > 20
+    assert wide == []
+
+
+def test_a_tap_or_a_key_enlarges_a_figure(browser: Browser, address: str) -> None:
+    with browser.new_context(viewport=PHONE) as context:
+        page = context.new_page()
+        visit(page, address + "chapters/attention/")
+        figure = page.locator("figure.diagram").first
+        before = figure.locator("svg").first.bounding_box()
+        figure.locator(".panels").click()
+        dialog = page.locator("dialog.enlarged")
+        after = dialog.locator("svg").first.bounding_box()
+        assert before is not None
+        assert after is not None
+        assert after["width"] > 1.5 * before["width"]
+        page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
+        figure.locator("button.enlarge").focus()
+        page.keyboard.press("Enter")
+        expect(dialog).to_be_visible()
+
+
+def test_paper_shows_one_figure_per_figure_and_nothing_folded(
+    browser: Browser, address: str
+) -> None:
+    with browser.new_context(color_scheme="dark", viewport=DESKTOP) as context:
+        page = context.new_page()
+        visit(page, address + "chapters/attention/")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        page.emulate_media(media="print")
+        found = page.evaluate(ON_PAPER)
+        scheme = page.locator("body").get_attribute("data-md-color-scheme")
+    light = found.pop("light")
+    assert light > 0
+    assert scheme == "default"
+    assert found == {"dark": 0, "folded": 0, "tests": 0, "buttons": 0}
+
+
+def test_every_page_is_listed_for_machines_as_markdown(folder: Path) -> None:
+    listed = (folder / "llms.txt").read_text("utf-8")
+    found = re.findall(r"^- \[.+\]\((.+?)\): \S.*$", listed, re.M)
+    assert len(found) > 30
+    for path in found:
+        text = (folder / path).read_text("utf-8")
+        assert len(text) > 100, path
+        assert "--8<--" not in text, path
 
 
 def test_the_reader_can_switch_to_dark(page: Page, address: str) -> None:

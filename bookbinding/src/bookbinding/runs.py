@@ -81,8 +81,9 @@ def copied_numbers(text: str, run: Run) -> Iterator[tuple[str, str, str]]:
     """Find numbers of a text that a run recorded: the number, its path, its format."""
     measured = list(numbers(run.get("metrics", {}), "metrics"))
     for found in dict.fromkeys(DECIMAL.findall(text)):
-        if len(found.replace(".", "").lstrip("0")) < 3:
-            continue  # two digits agree by coincidence
+        digits = found.replace(".", "")
+        if len(digits.lstrip("0")) < 3 or len(digits.strip("0")) < 2:
+            continue  # two digits agree by coincidence, and so does 1.00
         places = len(found.partition(".")[2])
         for path, value in measured:
             if f"{value:.{places}f}" == found:
