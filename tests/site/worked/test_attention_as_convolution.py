@@ -363,7 +363,13 @@ def test_what_moved_in_the_run() -> None:
     assert sum(max(abs(i), abs(j)) <= 1 for i, j in set(sharp)) == 3
     doubled = {at for at in sharp if sharp.count(at) == 2}
     assert len(doubled) == 2
-    on_page("Seven became sharp", "five different offsets, three of them")
+    on_page("Seven became sharp", "seven occupy five different offsets, three of them")
+    centers = last[0, :, :2]
+    distances = (centers - centers.round()).norm(dim=-1)
+    close = [x < 0.1 for x, (peaked, _) in zip(distances, peaks, strict=True)
+             if peaked > 0.5]  # fmt: skip
+    assert sum(close) == 6
+    on_page("six of the seven centers lie within 0.1 tokens")
     on_page("twice, two heads ended on the same offset")
     before, after = (x[..., :2].norm(dim=-1) for x in (first, last))
     assert (after[0] < before[0]).all()
