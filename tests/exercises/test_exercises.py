@@ -85,7 +85,7 @@ def test_texts_are_whole(name):
     if isinstance(exercise, Code):
         sentences += [wrong.sentence for wrong in exercise.mistakes.values()]
     for sentence in sentences:
-        assert re.search(r"[.?!]$|[.?!]`$", sentence), sentence
+        assert re.search(r"[.?!][`)]?$", sentence), sentence
         assert len(sentence) > 30
     assert len(set(sentences)) == len(sentences)
     ast.parse(stub(name))
