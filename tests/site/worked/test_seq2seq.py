@@ -282,8 +282,8 @@ def test_what_the_page_says_of_the_bottleneck() -> None:
     for width in WIDTHS:
         texts = results(f"texts.rnn_{width}")[:, :length].mean(0)
         assert texts[-1] < 0.1
-        # With attention the width hardly matters.
-        assert results(f"texts.rnn_attention_{width}")[:, :length].mean(0).min() > 0.95
+        # With attention, all lines stay close to the top.
+        assert results(f"texts.rnn_attention_{width}")[:, :length].mean(0).min() > 0.9
 
 
 def test_what_the_page_says_of_positions() -> None:
@@ -312,3 +312,5 @@ def test_what_the_page_says_of_longer_texts() -> None:
         positions = results(f"written_at_twice.{name}").mean(0)
         assert positions[:8].min() > 0.9
         assert positions[15:].max() < 0.2
+        recurrent = results("written_at_twice.rnn_128").mean(0)
+        assert (positions - recurrent)[:8].min() > 0.2
