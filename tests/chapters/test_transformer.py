@@ -85,6 +85,7 @@ def small_model(**options: Any) -> Transformer:
 @pytest.mark.question("nyu-1.4e", "eth-2c")
 @pytest.mark.parametrize("bias", [False, True])
 def test_layer_norm_matches_pytorch(bias):
+    """Layer norm and its gradient agree with PyTorch's to 1e-10."""
     ours = LayerNorm(7, eps=1e-3, bias=bias, dtype=F64)
     theirs = drawn(nn.LayerNorm(7, eps=1e-3, bias=bias, dtype=F64))
     ours.load_state_dict(theirs.state_dict())
@@ -98,6 +99,7 @@ def test_layer_norm_matches_pytorch(bias):
 
 @pytest.mark.question("nyu-1.4e")
 def test_a_token_is_normalized_alone_with_its_biased_variance():
+    """Each token gets mean 0 and biased variance 1, whatever the others are."""
     x = torch.randn(5, 7, dtype=F64)
     y = layer_norm(x, eps=0.0)
     assert same(y.mean(-1), torch.zeros(5, dtype=F64))
@@ -108,6 +110,7 @@ def test_a_token_is_normalized_alone_with_its_biased_variance():
 
 @pytest.mark.question("eth-2c")
 def test_layer_norm_of_three_numbers_by_hand():
+    """The numbers 1, 3 and 8 are normalized as by hand."""
     # Mean 4, variance (9 + 1 + 16) / 3, each deviation over its root.
     found = layer_norm(torch.tensor([1.0, 3.0, 8.0], dtype=F64), eps=0.0)
     root = math.sqrt(26 / 3)
@@ -118,6 +121,7 @@ def test_layer_norm_of_three_numbers_by_hand():
 
 @pytest.mark.question("nyu-1.4e", "eth-2c")
 def test_the_gradient_of_layer_norm_by_hand():
+    """The formula for the gradient of layer norm agrees with autograd."""
     x, gamma, g = randn(T, D), randn(D), torch.randn(T, D, dtype=F64)
     eps = 0.1
     y = F.layer_norm(x, (D,), gamma, eps=eps)
@@ -134,6 +138,7 @@ def test_the_gradient_of_layer_norm_by_hand():
 
 @pytest.mark.question("nyu-1.4e", "eth-2c")
 def test_scale_and_shift_of_a_token_are_forgotten_and_shrink_its_gradient():
+    """Scaling or shifting a token leaves its layer norm unchanged."""
     x, g = randn(T, D), torch.randn(T, D, dtype=F64)
     moved = (5.0 * x + 3.0).detach().requires_grad_()
     y, y_moved = layer_norm(x, eps=0.0), layer_norm(moved, eps=0.0)
@@ -147,6 +152,7 @@ def test_scale_and_shift_of_a_token_are_forgotten_and_shrink_its_gradient():
 
 @pytest.mark.question("nyu-1.4e")
 def test_no_two_numbers_do_the_work_of_factors_and_shifts():
+    """Two numbers cannot replace the vectors of factors and shifts."""
     assert count(LayerNorm(512)) == count(nn.LayerNorm(512)) == 2 * 512
     gamma, beta, x = (torch.randn(*s, dtype=F64) for s in ((D,), (D,), (50, D)))
     wanted = F.layer_norm(x, (D,), gamma, beta).flatten()
@@ -158,6 +164,7 @@ def test_no_two_numbers_do_the_work_of_factors_and_shifts():
 
 @pytest.mark.question("nyu-1.4e")
 def test_layer_norm_lets_a_feature_drift_over_the_tokens():
+    """A feature can drift over the tokens; batch norm would undo it."""
     x = torch.randn(100, D, dtype=F64)
     drifted = x.clone()
     drifted[:, 0] += 10.0  # as a change of an earlier layer's bias would do
@@ -174,6 +181,7 @@ def test_layer_norm_lets_a_feature_drift_over_the_tokens():
 @pytest.mark.question("eth-2b")
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_matches_pytorch(approximate):
+    """Both GELUs and their gradients agree with PyTorch's to 1e-10."""
     x = torch.linspace(-9, 9, 1801, dtype=F64, requires_grad=True)
     ours, theirs = (f(x, approximate=approximate) for f in (gelu, F.gelu))
     assert_same(ours, theirs, [x])
@@ -182,6 +190,7 @@ def test_gelu_matches_pytorch(approximate):
 @pytest.mark.question("eth-2b")
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_mirroring_a_gelu_takes_x_off_so_that_errors_are_even(approximate):
+    """For both forms gelu(x) - gelu(-x) = x, so their difference is even."""
     x = torch.linspace(-6, 6, 1201, dtype=F64)
     difference = gelu(x, approximate=approximate) - gelu(-x, approximate=approximate)
     assert torch.allclose(difference, x, rtol=0, atol=1e-14)
@@ -189,6 +198,7 @@ def test_mirroring_a_gelu_takes_x_off_so_that_errors_are_even(approximate):
 
 @pytest.mark.question("eth-2b")
 def test_the_tanh_errs_on_both_sides_and_much_less_than_the_sigmoid():
+    """The tanh form is off by at most 4.732e-4, the sigmoid by 2.033e-2."""
     x = torch.linspace(0, 6, 60_001, dtype=F64)
     exact = x * torch.special.ndtr(x)
     assert torch.allclose(gelu(x), exact, rtol=0, atol=1e-14)
@@ -205,6 +215,7 @@ def test_the_tanh_errs_on_both_sides_and_much_less_than_the_sigmoid():
 
 @pytest.mark.question("eth-2b")
 def test_gelu_dips_below_zero_and_is_steepest_at_the_root_of_two():
+    """The least value and the greatest slope of the GELU are as stated."""
     x = torch.linspace(-4, 4, 80_001, dtype=F64, requires_grad=True)
     y = gelu(x)
     slope = torch.autograd.grad(y.sum(), x)[0]
@@ -219,6 +230,7 @@ def test_gelu_dips_below_zero_and_is_steepest_at_the_root_of_two():
 
 @pytest.mark.question("eth-2b")
 def test_the_coefficient_of_the_cube_fits_the_normal_distribution_best():
+    """A search finds 0.044715 as the best coefficient of the cube."""
     x = torch.linspace(0, 6, 6001, dtype=F64)
 
     def worst(coefficient: float) -> float:
@@ -235,6 +247,7 @@ def test_the_coefficient_of_the_cube_fits_the_normal_distribution_best():
 
 @pytest.mark.question("nyu-1.4d")
 def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one():
+    """The network equals two convolutions of kernel size one."""
     network = FeedForward(D, HIDDEN, dtype=F64)
     x = randn(B, T, D)
     first, second = network.hidden_proj, network.output_proj
@@ -245,6 +258,7 @@ def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one():
 
 @pytest.mark.question("nyu-1.4d")
 def test_the_feed_forward_network_is_shared_by_positions_and_mixes_none():
+    """Permuting the tokens permutes the network's outputs, no more."""
     network = FeedForward(D, HIDDEN, dtype=F64)
     x, shuffle = torch.randn(T, D, dtype=F64), torch.randperm(T)
     assert same(network(x[shuffle]), network(x)[shuffle])
@@ -254,6 +268,7 @@ def test_the_feed_forward_network_is_shared_by_positions_and_mixes_none():
 
 @pytest.mark.question("nyu-1.4d")
 def test_no_token_of_the_feed_forward_network_depends_on_another():
+    """The derivative of one token's output by another token is zero."""
     network = FeedForward(D, HIDDEN, dtype=F64)
     x = torch.randn(T, D, dtype=F64)
     jacobian = torch.autograd.functional.jacobian(network, x)
@@ -265,6 +280,7 @@ def test_no_token_of_the_feed_forward_network_depends_on_another():
 
 @pytest.mark.question("nyu-1.4d")
 def test_the_network_is_position_wise_and_not_element_wise():
+    """Within a token, every feature of the output depends on every input."""
     network = FeedForward(D, HIDDEN, activation="gelu", dtype=F64)
     x = torch.randn(D, dtype=F64)
     jacobian = torch.autograd.functional.jacobian(network, x)
@@ -279,6 +295,7 @@ def test_the_network_is_position_wise_and_not_element_wise():
 def test_without_a_nonlinearity_the_network_is_one_matrix_and_cannot_compare(
     monkeypatch: pytest.MonkeyPatch,
 ):
+    """A linear network is one matrix, and cannot tell whether bits differ."""
     monkeypatch.setitem(parts.ACTIVATIONS, "relu", lambda x: x)
     linear = FeedForward(D, HIDDEN, dtype=F64)
     first, second = linear.hidden_proj, linear.output_proj
@@ -301,6 +318,7 @@ def test_without_a_nonlinearity_the_network_is_one_matrix_and_cannot_compare(
 
 @pytest.mark.question("nyu-1.4d")
 def test_copies_that_begin_alike_part_where_one_network_cannot():
+    """Copies per position differ after one training step; one network cannot."""
     shared, *copies = (FeedForward(D, HIDDEN, dtype=F64) for _ in range(1 + T))
     for copy in copies:
         copy.load_state_dict(shared.state_dict())
@@ -317,6 +335,7 @@ def test_copies_that_begin_alike_part_where_one_network_cannot():
 
 @pytest.mark.question("eth-2d")
 def test_bert_ffn_is_the_second_half_of_a_post_norm_layer():
+    """BertFFN equals the second half of PyTorch's post-norm layer."""
     theirs = nn.TransformerEncoderLayer(
         D, H, HIDDEN, 0.0, activation="gelu", layer_norm_eps=1e-12, dtype=F64
     )
@@ -331,6 +350,7 @@ def test_bert_ffn_is_the_second_half_of_a_post_norm_layer():
 
 @pytest.mark.question("eth-2d")
 def test_dropout_of_bert_ffn_acts_on_the_branch_before_the_addition():
+    """Dropout acts on the network's output, before the addition."""
     half = BertFFN(D, HIDDEN, dropout=0.4, dtype=F64).train()
     x = torch.randn(B, T, D, dtype=F64)
     torch.manual_seed(0)
@@ -348,6 +368,7 @@ def test_dropout_of_bert_ffn_acts_on_the_branch_before_the_addition():
 @pytest.mark.question("quiz-2.1")
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_dropout_of_a_layer_spares_the_residual_path(norm):
+    """Dropout never acts on the residual path."""
     layer = DecoderLayer(D, H, HIDDEN, norm=norm, dropout=0.4, dtype=F64).train()
     x, memory = torch.randn(B, T, D, dtype=F64), torch.randn(B, S, D, dtype=F64)
     assert not torch.allclose(layer(x, memory), layer(x, memory), atol=1e-2)
@@ -362,6 +383,7 @@ def test_dropout_of_a_layer_spares_the_residual_path(norm):
 
 @pytest.mark.question("nyu-1.4b")
 def test_the_sum_of_self_attention_includes_the_token_itself():
+    """Every token gives itself a positive weight."""
     layer = MultiHeadAttention(D, H, dtype=F64)
     x = torch.randn(B, T, D, dtype=F64)
     output, weights = layer(x, return_weights=True)
@@ -375,6 +397,7 @@ def test_the_sum_of_self_attention_includes_the_token_itself():
 
 @pytest.mark.question("nyu-1.4b")
 def test_values_may_have_any_width_but_queries_and_keys_share_theirs():
+    """Values may have any width; queries and keys must share theirs."""
     x = torch.randn(T, D, dtype=F64)
     W_q, W_k, W_v = (torch.randn(D, width, dtype=F64) for width in (3, 3, 11))
     weights = torch.softmax((x @ W_q) @ (x @ W_k).T / math.sqrt(3), dim=-1)
@@ -390,6 +413,7 @@ def test_values_may_have_any_width_but_queries_and_keys_share_theirs():
 
 @pytest.mark.question("nyu-1.4b")
 def test_the_output_of_a_token_depends_on_its_context():
+    """The same token has another output in another context."""
     layer, x = MultiHeadAttention(D, H, dtype=F64), torch.randn(1, T, D, dtype=F64)
     elsewhere = torch.cat([x[:, :1], torch.randn(1, T - 1, D, dtype=F64)], dim=1)
     assert not torch.allclose(layer(x)[:, 0], layer(elsewhere)[:, 0], atol=1e-2)
@@ -397,6 +421,7 @@ def test_the_output_of_a_token_depends_on_its_context():
 
 @pytest.mark.question("nyu-1.4b")
 def test_keys_of_later_layers_depend_on_other_tokens():
+    """From the second layer on, a token's key depends on other tokens."""
     stack, seen = Encoder(D, H, HIDDEN, 2, dtype=F64), []
     for encoder_layer in stack.layers:
         encoder_layer.attention.key_proj.register_forward_hook(
@@ -413,6 +438,7 @@ def test_keys_of_later_layers_depend_on_other_tokens():
 
 @pytest.mark.question("nyu-1.4c")
 def test_concatenated_heads_are_not_yet_the_output():
+    """PyTorch's output is the concatenation times the output projection."""
     theirs = nn.MultiheadAttention(D, H, bias=False, batch_first=True, dtype=F64)
     x = torch.randn(1, T, D, dtype=F64)
     projected = [(x[0] @ w.T).chunk(H, -1) for w in theirs.in_proj_weight.chunk(3)]
@@ -428,6 +454,7 @@ def test_concatenated_heads_are_not_yet_the_output():
 
 @pytest.mark.question("nyu-1.4c")
 def test_without_the_output_projection_each_channel_comes_from_one_head():
+    """Without the output projection, each channel comes from one head."""
     layer = MultiHeadAttention(D, H, bias=False, dtype=F64)
     x = torch.randn(1, T, D, dtype=F64)
 
@@ -445,6 +472,7 @@ def test_without_the_output_projection_each_channel_comes_from_one_head():
 @pytest.mark.question("nyu-1.4a")
 @pytest.mark.parametrize("n", [7, 50, 100])
 def test_a_layer_costs_4nd2_and_2n2d_where_a_recurrent_one_costs_2nd2(n: int):
+    """Counted operations agree with the formulas for all three layers."""
     d = 32
     costs = []
     for layer in (MultiHeadAttention(d, 4), nn.RNN(d, d, batch_first=True)):
@@ -465,6 +493,7 @@ def test_a_layer_costs_4nd2_and_2n2d_where_a_recurrent_one_costs_2nd2(n: int):
 
 @pytest.mark.question("nyu-1.4a")
 def test_a_path_is_1_layer_long_by_attention_log_n_or_n_by_convolution():
+    """One attention layer joins 27 tokens; convolutions take 3 or 13."""
     n, k = 27, 3
 
     def reaches(layer: nn.Module | None, dilations: list[int]) -> bool:
@@ -484,6 +513,7 @@ def test_a_path_is_1_layer_long_by_attention_log_n_or_n_by_convolution():
 
 @pytest.mark.question("nyu-1.4b", "nyu-1.4a")
 def test_one_layer_joins_the_first_token_with_the_last_and_without_order():
+    """One layer joins any two tokens, and permutes with its input."""
     layer = EncoderLayer(D, H, HIDDEN, dtype=F64)
     x = randn(1, 50, D)
     reach = torch.autograd.grad(layer(x)[0, -1].sum(), x)[0][0].norm(dim=-1)
@@ -495,6 +525,7 @@ def test_one_layer_joins_the_first_token_with_the_last_and_without_order():
 @pytest.mark.question("nyu-1.4a")
 @pytest.mark.parametrize("cut", range(1, 7))
 def test_between_distant_tokens_a_recurrent_network_passes_every_step(cut):
+    """Cut any step, and a recurrent network loses all earlier tokens."""
     cell, x = nn.RNNCell(D, D, dtype=F64), randn(7, D).requires_grad_()
 
     def reach(stop: int | None) -> Tensor:
@@ -510,6 +541,7 @@ def test_between_distant_tokens_a_recurrent_network_passes_every_step(cut):
 
 @pytest.mark.question("nyu-1.4a")
 def test_a_recurrent_network_has_a_state_per_token_but_hands_one_on():
+    """A recurrent network has a state per token and hands one on."""
     network = nn.RNN(D, D, batch_first=True, dtype=F64)
     x = torch.randn(1, 7, D, dtype=F64)
     states, last = network(x)
@@ -522,6 +554,7 @@ def test_a_recurrent_network_has_a_state_per_token_but_hands_one_on():
 
 @pytest.mark.question("nyu-1.4a")
 def test_the_gradient_through_attention_is_proportional_to_the_weight():
+    """The derivative of an output by a value is the attention weight."""
     # Output 0 reads value j times its weight, so uniform attention gives 1/n.
     n = 50
     value = torch.randn(n, D, dtype=F64, requires_grad=True)
@@ -587,6 +620,7 @@ def test_decoder_layer_matches_pytorch(norm, activation):
 
 @pytest.mark.question("quiz-2.1")
 def test_a_decoder_layer_is_an_encoder_layer_a_cross_attention_and_a_norm():
+    """Parameter counts of both layers agree with PyTorch's."""
     encoder, decoder = (
         layer(512, 8, 2048, device="meta") for layer in (EncoderLayer, DecoderLayer)
     )
@@ -600,6 +634,7 @@ def test_a_decoder_layer_is_an_encoder_layer_a_cross_attention_and_a_norm():
 
 @pytest.mark.question("quiz-2.1")
 def test_identical_layers_share_their_structure_and_no_weights():
+    """Layers of a stack have equal structure and separate weights."""
     model = small_model()
     for stack in (model.encoder, model.decoder):
         first, second = (layer.state_dict() for layer in stack.layers)
@@ -615,6 +650,7 @@ def test_identical_layers_share_their_structure_and_no_weights():
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.question("nyu-1.4e", "quiz-2.1")
 def test_the_base_model_has_thirty_layer_norms_where_nn_transformer_has_thirty_two():
+    """The base model has 30 layer norms, nn.Transformer has 32."""
     paper = Transformer(37_000, norm="post", device="meta")
     theirs = nn.Transformer(device="meta")
     assert sum(isinstance(part, LayerNorm) for part in paper.modules()) == 30
@@ -623,6 +659,7 @@ def test_the_base_model_has_thirty_layer_norms_where_nn_transformer_has_thirty_t
 
 @pytest.mark.question("nyu-1.4e")
 def test_post_norm_normalizes_the_sum_and_pre_norm_the_input_of_a_sublayer():
+    """Both orders equal their formulas."""
     x = torch.randn(B, T, D, dtype=F64)
     for norm in ("pre", "post"):
         layer = EncoderLayer(D, H, HIDDEN, norm=norm, dtype=F64)
@@ -638,6 +675,7 @@ def test_post_norm_normalizes_the_sum_and_pre_norm_the_input_of_a_sublayer():
 
 @pytest.mark.question("nyu-1.4e")
 def test_the_paper_normalizes_the_sum_not_the_output_of_the_sublayer():
+    """PyTorch's layer normalizes the sum with the residual."""
     theirs = nn.TransformerEncoderLayer(
         D, H, HIDDEN, dropout=0.0, batch_first=True, dtype=F64
     )
@@ -653,6 +691,7 @@ def test_the_paper_normalizes_the_sum_not_the_output_of_the_sublayer():
 
 @pytest.mark.question("nyu-1.4e")
 def test_a_pre_norm_stack_of_zero_sublayers_is_the_identity():
+    """If all sublayers return zero, a pre-norm stack returns its input."""
     x = 3.0 * torch.randn(B, T, D, dtype=F64) + 1.0
     outputs = []
     for norm in ("pre", "post"):
@@ -667,6 +706,7 @@ def test_a_pre_norm_stack_of_zero_sublayers_is_the_identity():
 
 @pytest.mark.question("nyu-1.4e")
 def test_the_residual_path_carries_gradients_unchanged_in_pre_norm_alone():
+    """The residual path passes gradients unchanged in pre-norm only."""
     x, g = 3.0 * torch.randn(1, T, D, dtype=F64), torch.randn(1, T, D, dtype=F64)
     found = {}
     for norm in ("pre", "post"):
@@ -687,6 +727,8 @@ def test_the_residual_path_carries_gradients_unchanged_in_pre_norm_alone():
 @pytest.mark.unhooked
 @pytest.mark.question("nyu-1.4e")
 def test_depth_shrinks_the_last_layer_s_gradient_for_pre_norm_alone():
+    """From 2 to 32 layers the last layer's gradient shrinks in pre-norm only."""
+
     def gradient(norm: Any, depth: int, seed: int) -> float:
         torch.manual_seed(seed)
         stack = Encoder(32, 4, 64, depth, norm=norm)
@@ -726,6 +768,7 @@ def test_biases_can_be_named():
 
 @pytest.mark.question("quiz-2.1", "quiz-2.4", "quiz-2.9")
 def test_the_decoder_is_autoregressive_and_the_encoder_is_not():
+    """Later targets change no earlier prediction; the encoder sees all."""
     model = small_model()
     logits = model(SOURCE, TARGET)
     changed = TARGET.clone()
@@ -740,6 +783,7 @@ def test_the_decoder_is_autoregressive_and_the_encoder_is_not():
 
 @pytest.mark.question("quiz-2.4", "quiz-2.1")
 def test_the_three_uses_of_attention_differ_in_queries_and_keys():
+    """The three uses have weights of the stated shapes in every layer."""
     model, expected = small_model(), {}
     with capture_weights(model) as weights:
         model(SOURCE, TARGET)
@@ -752,6 +796,7 @@ def test_the_three_uses_of_attention_differ_in_queries_and_keys():
 
 @pytest.mark.question("quiz-2.4")
 def test_cross_attention_weighs_input_positions_not_decoder_states():
+    """Cross-attention reads positions of the input and no other query."""
     layer = DecoderLayer(D, H, HIDDEN, dtype=F64).cross_attention
     states, memory = torch.randn(B, T, D, dtype=F64), torch.randn(B, S, D, dtype=F64)
     output, weights = layer(states, memory, return_weights=True)
@@ -766,6 +811,7 @@ def test_cross_attention_weighs_input_positions_not_decoder_states():
 
 @pytest.mark.question("quiz-2.4")
 def test_scores_of_later_positions_are_minus_infinity_before_the_softmax():
+    """The causal mask equals scores of minus infinity before the softmax."""
     attention = DecoderLayer(D, H, HIDDEN, dtype=F64).self_attention
     x = torch.randn(1, T, D, dtype=F64)
     masked = attention(x, causal=True, return_weights=True)[1]
@@ -781,6 +827,7 @@ def test_scores_of_later_positions_are_minus_infinity_before_the_softmax():
 
 @pytest.mark.question("quiz-2.4", "quiz-2.1")
 def test_every_decoder_layer_reads_the_last_encoder_layer_computed_once():
+    """Every decoder layer projects the last encoder layer's output, once."""
     model, read = small_model(depth=3).eval(), []
     for number, decoder_layer in enumerate(model.decoder.layers):
         for part in ("key_proj", "value_proj"):
@@ -803,6 +850,7 @@ def test_every_decoder_layer_reads_the_last_encoder_layer_computed_once():
 
 @pytest.mark.question("nyu-1.4a", "quiz-2.1")
 def test_generation_runs_the_encoder_once_and_the_decoder_once_per_token():
+    """Generating runs the encoder once and the decoder once per token."""
     model, calls = small_model().eval(), {"encoder": 0, "decoder": 0}
 
     def counted(name: str) -> None:
@@ -821,6 +869,7 @@ def test_generation_runs_the_encoder_once_and_the_decoder_once_per_token():
 
 @pytest.mark.question("nyu-1.4a", "quiz-2.1")
 def test_one_pass_in_training_predicts_what_every_prefix_alone_would():
+    """One masked pass predicts what each prefix alone would."""
     model, source, target = small_model(), SOURCE[:1], TARGET[:1]
     at_once = model(source, target)[0]
     alone = [model(source, target[:, :t])[0, -1] for t in range(1, T + 1)]
@@ -829,6 +878,7 @@ def test_one_pass_in_training_predicts_what_every_prefix_alone_would():
 
 @pytest.mark.question("quiz-2.1")
 def test_unless_shifted_the_answer_would_be_among_the_inputs():
+    """Without the shift, a prediction depends on its own answer."""
     model = small_model()
     # The two differ in the fourth answer, whose logits we compare.
     answers = torch.tensor([[5, 4, 3, 10, 2], [5, 4, 3, 6, 2]])
@@ -841,6 +891,7 @@ def test_unless_shifted_the_answer_would_be_among_the_inputs():
 
 @pytest.mark.question("quiz-2.4")
 def test_padding_changes_nothing():
+    """Padding changes no prediction."""
     model = small_model()
     logits = model(SOURCE, TARGET)
     alone = model(SOURCE[1:, :4], TARGET[1:, :3])
@@ -913,6 +964,7 @@ def test_decoding_step_by_step_equals_the_whole(norm):
 
 @pytest.mark.question("quiz-2.9")
 def test_greedy_decoding_takes_the_likeliest_token_each_time():
+    """Greedy decoding takes the likeliest token at every step."""
     model = small_model().eval()
     found = model.generate(SOURCE, begin=1, end=2, max_length=9)
     for row in range(B):
@@ -1003,6 +1055,7 @@ def test_the_learning_rate_rises_to_the_warm_up_and_falls_as_the_papers():
 @pytest.mark.unhooked
 @pytest.mark.question("nyu-1.4a", "nyu-1.4b")
 def test_a_small_transformer_learns_to_reverse():
+    """A small Transformer learns to reverse four tokens."""
     model = Transformer(8, dim=32, heads=4, hidden_dim=64, depth=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for _ in range(150):

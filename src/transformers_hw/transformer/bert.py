@@ -125,7 +125,7 @@ class Bert(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw embeddings and the pooler as small as the paper's; zero the bias."""
+        """Draw embeddings and the pooler with deviation 0.02; zero its bias."""
         for layer in (self.token_embedding, self.segment_embedding, self.pooler):
             if layer is not None:
                 nn.init.trunc_normal_(layer.weight, std=0.02)

@@ -98,8 +98,8 @@ class StackConfig(LayerConfig):
 
     Attributes:
         depth: Number of layers.
-        final_norm: Whether a layer norm follows the last layer; `None` for just where
-            it is needed, after pre-norm layers.
+        final_norm: Whether a layer norm follows the last layer; `None` for the default,
+            only after pre-norm layers.
     """
 
     depth: int
@@ -117,7 +117,7 @@ class StackConfig(LayerConfig):
 
 
 def split_options(options: LayerOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings among the options, and apart from them device and dtype."""
+    """Split the options into settings, and device and dtype."""
     factory = {"device": options.get("device"), "dtype": options.get("dtype")}
     settings = {name: x for name, x in options.items() if name not in factory}
     return settings, factory

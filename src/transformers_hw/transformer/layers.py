@@ -64,7 +64,7 @@ class _Layer(nn.Module):
 
 
 class EncoderLayer(_Layer):
-    r"""Let tokens attend to each other, then transform each alone.
+    r"""Apply self-attention, then a position-wise feed-forward network.
 
     With $N$ for the layer norms, the two sublayers are
 
@@ -115,7 +115,7 @@ class EncoderLayer(_Layer):
         bias: Float[Tensor, "*#b_h #n #n"] | None = None,
         causal: bool = False,
     ) -> Float[Tensor, "b n {self.config.dim}"]:
-        """Transform a sequence; the masks are those of `MultiHeadAttention`.
+        """Transform a sequence, with the masks of `MultiHeadAttention`.
 
         Args:
             x: Tokens.
@@ -137,7 +137,7 @@ class EncoderLayer(_Layer):
 
 
 class DecoderLayer(_Layer):
-    """Attend to the target tokens so far, then to the source, then transform.
+    """Apply masked self-attention, cross-attention and a feed-forward network.
 
     Between the sublayers of an
     [`EncoderLayer`][transformers_hw.transformer.EncoderLayer] stands a third,

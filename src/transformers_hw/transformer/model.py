@@ -33,7 +33,7 @@ class TransformerConfig(StackConfig):
 
     Attributes:
         vocab_size: Number of target tokens.
-        source_vocab_size: Number of source tokens; `None` for as many.
+        source_vocab_size: Number of source tokens; `None` if it is `vocab_size`.
         padding_token: Token that fills up sequences.
         tied: Whether the output projection is the target embedding, transposed.
         positions: Positional encoding of both sides.
@@ -84,7 +84,7 @@ class Transformer(nn.Module):
             embedding.
         positions: `"sinusoidal"`, `"learned"` or `None`.
         max_length: Number of positions, if they are learned.
-        final_norm: Whether both stacks end with a layer norm; by default just after
+        final_norm: Whether both stacks end with a layer norm; by default only after
             pre-norm layers.
         **options: Keywords of
             [`LayerOptions`][transformers_hw.transformer.LayerOptions]. `dropout` also
@@ -231,7 +231,7 @@ class Transformer(nn.Module):
         beams: int = 1,
         length_penalty: float = 0.6,
     ) -> Int[Tensor, "b t"]:
-        r"""Translate step by step by beam search.
+        r"""Generate translations token by token with beam search.
 
         At each step, the `beams` likeliest partial translations are kept; with
         `beams=1` this is greedy decoding. In the end, the translation $y$ with the

@@ -52,8 +52,8 @@ class Encoder(_Stack):
         heads: Number of attention heads.
         hidden_dim: Width of the feed-forward networks' hidden layers.
         depth: Number of layers.
-        final_norm: Whether a layer norm follows the last layer; by default just where
-            it is needed, after pre-norm layers.
+        final_norm: Whether a layer norm follows the last layer; by default only after
+            pre-norm layers, which need it.
         **options: Keywords of
             [`LayerOptions`][transformers_hw.transformer.LayerOptions].
 
@@ -122,8 +122,8 @@ class Decoder(_Stack):
         heads: Number of attention heads.
         hidden_dim: Width of the feed-forward networks' hidden layers.
         depth: Number of layers.
-        final_norm: Whether a layer norm follows the last layer; by default just where
-            it is needed, after pre-norm layers.
+        final_norm: Whether a layer norm follows the last layer; by default only after
+            pre-norm layers, which need it.
         **options: Keywords of
             [`LayerOptions`][transformers_hw.transformer.LayerOptions].
 

@@ -293,6 +293,13 @@ def test_every_word_is_joined_with_every_word_in_the_mesh() -> None:
     assert steps == ["1", "2", "3", "4"]
 
 
+def test_the_model_of_the_page_has_thirteen_lines() -> None:
+    blocks = re.findall(r"```python\n(.*?)\n\n```", PAGE, re.S)
+    (block,) = [block for block in blocks if "def embed(" in block]
+    code = block[block.index("def embed(") : block.index(">>> model = ")]
+    assert len(code.splitlines()) == 13
+
+
 # --- the record --------------------------------------------------------------------
 
 
