@@ -348,7 +348,7 @@ def test_citations_lead_to_their_list(good: Path, chapter: str) -> None:
     assert link in chapter
     works = (good / "references/index.html").read_text("utf-8")
     assert '<p class="reference" id="me2020">' in works
-    place = '<a href="../chapters/one/#uni-1a">First</a>'
+    place = '<a href="../chapters/one/#uni-1a">1 First</a>'
     assert f'<p class="annotation">How to add. Cited in {place}.</p>' in works
 
 
@@ -419,7 +419,7 @@ def test_examples_are_a_gallery(good: Path) -> None:
     assert page.count('src="../figures/one/curve-light.svg#only-light"') == 1
     assert 'alt="A curve that falls from left to right"' in page
     text = re.sub(r"<[^>]+>", "", page)
-    assert "sums." in text
+    assert "Sums." in text
     assert (
         "cpu: 2.1 min (record); python examples/one.py cpu --parts part: 30 s" in text
     )

@@ -14,7 +14,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from bookbinding import parts, runs
-from bookbinding.directives import Context
+from bookbinding.directives import Context, element
 from bookbinding.project import link
 
 #: The columns, and under which names a record may keep their numbers.
@@ -45,7 +45,8 @@ def ledger(context: Context, parent: Element) -> None:
         table += [cells[:3] + [cells[3 + place] for place in kept] for cells in rows]
         text = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
         note = group["note"].strip()
-        context.parse(parent, f"## {group['title']}\n\n{note}\n\n{text}")
+        context.parse(parent, f"## {group['title']}\n\n{note}")
+        context.parse(element(parent, "div", class_="measured"), text)
 
 
 def lines(row: dict[str, Any], group: dict[str, Any], context: Context) -> list[Any]:

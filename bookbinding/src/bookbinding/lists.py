@@ -6,6 +6,7 @@ import ast
 import re
 import textwrap
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from bookbinding import glossary, ledger, parts, runs
@@ -155,7 +156,8 @@ def examples(context: Context, parent: Element) -> None:
                 source = link(page, f"figures/{name}-{mode}.svg", f"only-{mode}")
                 element(picture, "img", src=source, alt=alt, loading="lazy")
         about = ast.get_docstring(ast.parse(code)) or ""
-        context.parse(shown, re.sub(rf"^Figures of chapter {number}: ", "", about))
+        about = about.removeprefix(f"Figures of chapter {number}: ")
+        context.parse(shown, about[:1].upper() + about[1:])
         names = runs.names(project.docs, chapter)
         times = "; ".join(
             parts.timed(parts.known_run(context, name), name, page) for name in names
@@ -183,11 +185,22 @@ def references(context: Context, parent: Element) -> None:
     for key in sorted(works, key=lambda key: (works[key]["authors"], key)):
         text = "{authors} ({year}). [*{title}*]({url}). {venue}.".format(**works[key])
         note = works[key].get("note", "")
-        cited = ", ".join(
-            f"[{title}]({link(context.page, page, anchor)})"
-            for page, anchor, title in context.project.citations.get(key, [])
-        )
+        cited = "; ".join(cited_in(key, context))
         back = f" Cited in {cited}." if cited else ""
         context.parse(parent, f"{text}\n{{ #{key} .reference }}")
         if note or back:
             context.parse(parent, f"{note}{back}\n{{ .annotation }}")
+
+
+def cited_in(key: str, context: Context) -> list[str]:
+    """Return links to the sections that cite a work, with the chapters' numbers."""
+    chapters = context.project.chapters
+    places = context.project.citations.get(key, [])
+    # A list of further reading says nothing, unless it is the only place.
+    told = [place for place in places if place[1] != "further-reading"] or places
+    found = []
+    for page, anchor, title in told:
+        number, _ = chapters.get(Path(page).stem, ("", ""))
+        text = title if title.startswith(str(number)) else f"{number} {title}"
+        found.append(f"[{text}]({link(context.page, page, anchor)})")
+    return found
