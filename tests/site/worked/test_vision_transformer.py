@@ -139,8 +139,8 @@ def test_the_toy_embedding() -> None:
     on_page("gives $0, 0, 0$ and $-2$")
     shown = numbers(drawing("toy-cut"))
     flat = patches.int().tolist()
-    labelled = [x for k, row in enumerate(flat) for x in (k + 1, *row)]
-    assert shown == [*TOY.int().flatten().tolist(), 1, 2, 3, 4, *labelled]
+    labeled = [x for k, row in enumerate(flat) for x in (k + 1, *row)]
+    assert shown == [*TOY.int().flatten().tolist(), 1, 2, 3, 4, *labeled]
     in_rows = [x for k in range(4) for x in (k + 1, *flat[k], *tokens[k])]
     assert numbers(drawing("toy-embed")) == [*E.int().flatten().tolist(), *in_rows]
 
