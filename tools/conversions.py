@@ -508,7 +508,15 @@ def table(record: dict[str, Any]) -> str:
         if row["module"]["outcome"] == "refused"
     )
     lines += [f"| {why} | {count} |" for why, count in reasons.most_common()]
+    found = ", ".join(f"{name} {x}" for name, x in record["versions"].items())
+    lines += ["", f"Versions: {found}."]
     return "\n".join(lines) + "\n"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries."""
+    libraries = ("torch", "torchvision", "timm", "transformers")
+    return {name: version(name) for name in libraries}
 
 
 def all_cases() -> list[Case]:
@@ -525,10 +533,9 @@ def main() -> None:
     cases, start = all_cases(), time.process_time()
     chosen = [case for case in cases if any(name in case.name for name in names)]
     rows = run(chosen if names else cases)
-    libraries = ("torch", "torchvision", "timm", "transformers")
     record: dict[str, Any] = {
         "command": "python tools/conversions.py",
-        "versions": {name: version(name) for name in libraries},
+        "versions": versions(),
         "CPU seconds": round(time.process_time() - start),
         "rows": rows,
     }

@@ -10,6 +10,7 @@ import random
 import sys
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from functools import cache, partial
@@ -47,6 +48,7 @@ from transformers_hw.pretrained import (
     save_model,
     to_torch,
 )
+from transformers_hw.pretrained.weights import WeightsFile
 
 F64 = torch.float64
 DIM, HEADS, HIDDEN, DEPTH = 12, 3, 20, 2
@@ -1357,6 +1359,60 @@ def test_an_altered_module_is_refused_or_computes_the_same(name):
     assert any("differ by" in message for message in refused)
 
 
+HOSTILE: tuple[Any, ...] = (0, -1, 3, 2**31, 2**40, 2**62, 2**64, 10**400)
+HOSTILE += (1.5, 1e308, math.nan, math.inf, True, False, None, {}, {"a": 1})
+HOSTILE += (
+    "",
+    "\x1b[2J",
+    "gelu",
+    "post",
+    "mean",
+    "learned",
+    [],
+    [2],
+    [2**40] * 2,
+    [[]],
+)
+
+
+def damaged(content: bytes, chosen: random.Random) -> bytes:
+    """Change, cut out or repeat some bytes, most of them in the header."""
+    found = bytearray(content)
+    header = 8 + int.from_bytes(content[:8], "little")
+    for _ in range(chosen.choice([1, 1, 2, 5])):
+        at = chosen.randrange(header if chosen.random() < 0.8 else len(content))
+        few = slice(at, at + chosen.randrange(1, 9))
+        new = (b"", b"\xff", bytes(4), b"9" * 8, b'"', b"{", found[few] * 2)
+        found[few] = chosen.choice(new)
+    return bytes(found[: chosen.choice([len(found), len(found), at])])
+
+
+@pytest.mark.fuzz
+@pytest.mark.unhooked
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_file_of_other_settings_or_bytes_is_read_or_refused(name, tmp_path):
+    path, chosen = tmp_path / "w.safetensors", random.Random(FUZZ)
+    save_model(MODELS[name](), path)
+    content = path.read_bytes()
+    with WeightsFile(path) as file:
+        saved, tensors = json.loads(file.metadata["transformers_hw"]), file.tensors()
+    for case in range(10 * FUZZ):
+        if case % 2:
+            config = dict(saved["config"])
+            for key in chosen.choices([*config, "device", "x"], k=chosen.randint(1, 3)):
+                config[key] = chosen.choice(HOSTILE)
+            told = {"transformers_hw": json.dumps({**saved, "config": config})}
+            safetensors.torch.save_file(tensors, path, told)
+        else:
+            path.write_bytes(damaged(content, chosen))
+        try:
+            found = type(load_model(path)).__name__
+        except WeightsError as error:
+            clear = str(path) in str(error) and str(error).isprintable()
+            found = saved["model"] if clear and len(str(error)) < 2000 else repr(error)
+        assert found == saved["model"]
+
+
 # --- all models of the other libraries ----------------------------------------------
 
 
@@ -1393,6 +1449,24 @@ def test_models_of_other_libraries_convert_equal_or_are_refused(conversions):
     outcomes = {
         row[way]["outcome"]
         for row in conversions.run(cases)
-        for way in ("module", "state dict")
+        for way in conversions.WAYS
     }
     assert outcomes == {"equal", "refused"}
+
+
+def test_no_conversion_in_the_record_crashes_or_differs(conversions):
+    record = json.loads(conversions.RECORD.read_text("utf-8"))
+    ways = [row[way] for row in record["rows"] for way in conversions.WAYS]
+    outcomes = Counter(way["outcome"] for way in ways)
+    assert outcomes.keys() == {"equal", "refused"}
+    # Every model of the installed libraries is there, unless they are newer.
+    names = [(case.group, case.name) for case in quietly(conversions.all_cases)]
+    if record["versions"] == conversions.versions():
+        assert [(row["group"], row["name"]) for row in record["rows"]] == names
+
+
+def test_the_page_shows_the_record_of_conversions(conversions):
+    record = json.loads(conversions.RECORD.read_text("utf-8"))
+    assert conversions.TABLE.read_text("utf-8") == conversions.table(record)
+    page = (ROOT / "docs/reference/pretrained.md").read_text("utf-8")
+    assert f'--8<-- "{conversions.TABLE.relative_to(ROOT).as_posix()}"' in page
