@@ -1,13 +1,14 @@
 """Every exercise: right answers pass, wrong ones get their sentence."""
 
 import ast
+import json
 import re
 
 import numpy as np
 import pytest
 
 from transformers_hw.exercises import CHAPTERS, check, load, names, solution, stub
-from transformers_hw.exercises.kinds import Choice, Code, Number
+from transformers_hw.exercises.kinds import Choice, Code, Number, decode, encode, run
 from transformers_hw_command import CHAPTERS as ALL_CHAPTERS
 
 SEEDS = (0, 1)
@@ -101,6 +102,15 @@ def test_the_stub_is_a_file_without_the_solution(name):
     assert "NotImplementedError" in feedback.sentence
     last = solution(name).strip().split("\n")[-1].strip()
     assert last not in stub(name)
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_inputs_survive_the_way_to_another_process(name):
+    exercise = load(name)
+    cases = exercise.inputs()
+    again = [tuple(case) for case in decode(json.loads(json.dumps(encode(cases))))]
+    outcomes = run(exercise.answer, again, exercise.arguments)
+    assert exercise.feedback(cases, outcomes).passed
 
 
 def test_there_are_enough_of_them(capsys):

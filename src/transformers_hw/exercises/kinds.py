@@ -114,7 +114,7 @@ class Code(Exercise):
     answer: Function | None = field(default=None, init=False)
     variants: list[Function] = field(default_factory=list, init=False)
     mistakes: dict[str, Wrong] = field(default_factory=dict, init=False)
-    _cases: Callable[[np.random.Generator], Iterator[Case]] | None = field(
+    _cases: Callable[[np.random.Generator], Iterator[Any]] | None = field(
         default=None, init=False
     )
     _view: Function | None = field(default=None, init=False)
@@ -138,8 +138,8 @@ class Code(Exercise):
 
         return declare
 
-    def cases(self, function: Callable[[np.random.Generator], Iterator[Case]]) -> Any:
-        """Declare the inputs: tuples of arguments, small ones first."""
+    def cases(self, function: Callable[[np.random.Generator], Iterator[Any]]) -> Any:
+        """Declare the inputs: arguments, or tuples of them, small ones first."""
         self._cases = function
         return function
 
@@ -176,7 +176,8 @@ class Code(Exercise):
         """
         if self._cases is None:
             raise ValueError(f"exercise {self.name!r} has no cases.")
-        return list(self._cases(np.random.default_rng(seed)))
+        found = self._cases(np.random.default_rng(seed))
+        return [case if isinstance(case, tuple) else (case,) for case in found]
 
     def check(
         self, submission: Function, *, seed: int = 0, array: Function | None = None
