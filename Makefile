@@ -24,6 +24,7 @@ help: ## list the targets (this)
 	@awk -F ': .*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 site: .venv/site-installed ## build the book and serve it at http://127.0.0.1:8000 (PORT=...)
+	-@.venv/bin/python tools/page_python.py
 	@echo "The book will be at http://127.0.0.1:$(PORT)/ once it is built; Ctrl-C stops it."
 	@$(RUN) mkdocs serve --livereload --no-strict --dev-addr 127.0.0.1:$(PORT) || { \
 	    echo "If the port is taken, choose another: make site PORT=8001"; exit 1; }
@@ -56,6 +57,7 @@ lint: .venv/installed ## check style and types
 
 browser: .venv/installed ## find a browser for the site's tests, or fetch one
 	@.venv/bin/python tools/browser.py
+	@.venv/bin/python tools/page_python.py
 
 figures: .venv/installed ## run every example on its quick settings
 	@set -e; for script in examples/*.py; do \

@@ -148,5 +148,8 @@ def test_without_a_forge_there_is_nothing_to_edit(folder: Path) -> None:
 
 
 def test_the_site_is_small(folder: Path) -> None:
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    assert size < MEGABYTES * 1e6
+    # Without Python for browsers, which is loaded on a click alone.
+    heavy = folder / "assets/exercises/python"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    light = [path for path in files if heavy not in path.parents]
+    assert sum(path.stat().st_size for path in light) < MEGABYTES * 1e6

@@ -20,11 +20,14 @@ from markdown.util import AtomicString
 
 from bookbinding.directives import Context, element
 from bookbinding.listings import highlighted
+from bookbinding.project import link
 
 FOLDER = Path("src/transformers_hw/exercises")
 # What tools/page_python.py fetched: Python, NumPy and einops for browsers.
 PYTHON = Path(".cache/page_python")
 ASSETS = "assets/exercises"
+LEVELS = ("warm-up", "core", "challenge")
+KINDS = {"Code": "code", "Number": "a number", "Choice": "a choice"}
 IMPORTS = "import numpy as np\nfrom einops import einsum, rearrange, reduce\n\n\n"
 
 
@@ -120,7 +123,7 @@ def exercise(context: Context, parent: Element, name: str) -> None:
         raise ValueError(f"the exercise {name!r} belongs on the page of {chapter}")
     project.exercises_shown.append(name)
     shown = project.exercises[name]
-    settings, id_ = shown.settings, f"exercise-{name.replace('/', '-')}"
+    settings, id_ = shown.settings, anchor(name)
     folded = element(parent, "details", class_="exercise live", id=id_)
     summary = element(folded, "summary", "Exercise: ")
     element(summary, "strong", AtomicString(shown.title))
@@ -160,6 +163,34 @@ def exercise(context: Context, parent: Element, name: str) -> None:
         return
     code = f"<pre><code>{highlighted(shown.solution, 'python')}\n</code></pre>"
     element(fold, "p", context.store(f'<div class="highlight">{code}</div>'))
+
+
+def entries(context: Context, parent: Element) -> None:
+    """List all exercises, by chapter."""
+    project, page = context.project, context.page
+    for chapter, (number, title) in project.chapters.items():
+        own = [
+            x for x in project.exercises.values() if x.name.startswith(f"{chapter}/")
+        ]
+        own.sort(key=lambda x: LEVELS.index(x.settings["level"]))
+        rows = [
+            "| Exercise | Level | Kind | Points | In a terminal |",
+            "|---|---|---|--:|---|",
+        ]
+        for one in own:
+            settings = one.settings
+            address = link(page, f"chapters/{chapter}.md", anchor(one.name))
+            rows.append(
+                f"| [{one.title}]({address}) | {settings['level']} "
+                f"| {KINDS[settings['kind']]} | {settings.get('points', 1)} | `{one.name}` |"
+            )
+        context.parse(parent, f"## Chapter {number}: {title}")
+        context.parse(parent, "\n".join(rows))
+
+
+def anchor(name: str) -> str:
+    """Return the anchor of an exercise on its page."""
+    return f"exercise-{name.replace('/', '-')}"
 
 
 def bring_along(root: Path, site: Path) -> None:

@@ -58,7 +58,7 @@ def read(docs: Path) -> list[Term]:
     path = docs / "glossary.toml"
     found = tomllib.loads(path.read_text("utf-8")) if path.is_file() else {}
     return [
-        Term(name, **({"meaning": given} if isinstance(given, str) else given))
+        Term(name, given) if isinstance(given, str) else Term(name, **given)
         for name, given in found.items()
     ]
 

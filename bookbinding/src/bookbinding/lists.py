@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from bookbinding import glossary, ledger, parts, runs
+from bookbinding import exercises, glossary, ledger, parts, runs
 from bookbinding.directives import Context, element
 from bookbinding.listings import listing_of
 from bookbinding.project import Project, link
@@ -33,6 +33,7 @@ def listed(context: Context, parent: Element, name: str) -> None:
         "asked": asked,
         "evidence": evidence,
         "examples": examples,
+        "exercises": exercises.entries,
         "ledger": ledger.ledger,
         "references": references,
         "terms": glossary.entries,

@@ -78,7 +78,7 @@ def load(name: str) -> Code | Choice:
         )
     module = importlib.import_module(f"transformers_hw.exercises.{chapter}.{stem}")
     exercise = module.exercise
-    title, _, task = inspect.cleandoc(module.__doc__).partition("\n")
+    title, _, task = inspect.cleandoc(module.__doc__ or "").partition("\n")
     exercise.name, exercise.title, exercise.task = name, title.rstrip("."), task.strip()
     return exercise
 

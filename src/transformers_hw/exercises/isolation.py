@@ -57,12 +57,14 @@ def check_file(
         answer, too.
     """
     exercise, limits = load(name), limits or Limits()
-    is_function = isinstance(exercise, Code) and not isinstance(exercise, Number)
-    cases = exercise.inputs(seed) if is_function else []
+    wanted, arguments, cases = "answer", None, []
+    if isinstance(exercise, Code) and not isinstance(exercise, Number):
+        wanted, arguments = exercise.function_name, exercise.arguments
+        cases = exercise.inputs(seed)
     request = {
         "file": str(path.resolve()),
-        "name": exercise.function_name if is_function else "answer",
-        "arguments": exercise.arguments if is_function else None,
+        "name": wanted,
+        "arguments": arguments,
         "cases": encode(cases),
         "seconds": limits.seconds,
         "megabytes": limits.megabytes,
@@ -75,7 +77,7 @@ def check_file(
         return Feedback(False, f"The file {reply['forbidden']}, which is not allowed.")
     if reply["error"]:
         return Feedback(False, reply["error"])
-    if not is_function:
+    if not isinstance(exercise, Code) or arguments is None:
         return exercise.check(decode(reply["answer"]))
     outcomes = [Outcome(**decode(x)) for x in reply["outcomes"]]
     if len(outcomes) != len(cases):

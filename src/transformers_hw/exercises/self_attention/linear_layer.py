@@ -53,8 +53,8 @@ def column_by_column(tables, matrices):
     columns = []
     for unit in np.eye(n * d):
         x = unit.reshape(n, d)
-        h = sum(a @ x @ b for a, b in zip(tables, matrices, strict=True))
-        columns.append(h.reshape(-1))
+        h = [a @ x @ b for a, b in zip(tables, matrices, strict=True)]
+        columns.append(np.sum(h, axis=0).reshape(-1))
     return np.stack(columns, axis=1)
 
 
