@@ -182,7 +182,8 @@ def entries(context: Context, parent: Element) -> None:
             address = link(page, f"chapters/{chapter}.md", anchor(one.name))
             rows.append(
                 f"| [{one.title}]({address}) | {settings['level']} "
-                f"| {KINDS[settings['kind']]} | {settings.get('points', 1)} | `{one.name}` |"
+                f"| {KINDS[settings['kind']]} | {settings.get('points', 1)} "
+                f"| `{one.name}` |"
             )
         context.parse(parent, f"## Chapter {number}: {title}")
         context.parse(parent, "\n".join(rows))
