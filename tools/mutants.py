@@ -9,29 +9,37 @@ makes no difference. The record lists survivors. A reason why one makes no diffe
 is written there by hand, under "reason", and kept when the record is written again.
 
 Changes are made in a copy of the repository. First the tests run once, to learn which
-of them reach which line. Each change is then met by those alone, the quickest first,
-in a process forked after PyTorch was imported.
+of them reach which line. Each change is then met by the quickest of those, in a forked
+process. The fork gives the functions that were changed their new code, so that
+nothing is imported or collected again. Changes of what runs at import, such as
+defaults, are written into the copy instead, and a new session imports it.
 """
 
 import argparse
 import ast
 import copy
+import gc
 import importlib
 import json
 import os
 import random
+import resource
 import shutil
-import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import accumulate, zip_longest
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import coverage
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks/records/mutants.json"
@@ -46,11 +54,12 @@ CHAPTERS = {
     "vision_transformer": ("vision_transformer.py",),
     "attention_as_convolution": ("attention_as_convolution/gaussian.py",),
 }
-# or those of all modules.
-EVERYWHERE = tuple(
-    f"tests/everywhere/test_{name}.py" for name in ("fuzz", "failures", "invariants")
-)
+# or the cases that are drawn at random. Tests of all modules would notice more.
+RANDOM = "tests/everywhere/test_fuzz.py"
 SEED = 0
+# How many seconds of tests a change must survive: its quickest, on an idle processor.
+SECONDS = 20.0
+TO_IMPORT = 99
 HOOKS = {"hooked": (), "unhooked": ("--jaxtyping-packages=",)}
 OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 OPTIONS += ("-Wignore::pytest.PytestAssertRewriteWarning",)
@@ -176,34 +185,123 @@ def _changes(node: ast.AST) -> Iterator[str]:
                 yield "pass"
 
 
-class Watch:
-    """A pytest plugin that notes how long each test takes, and which lines it runs."""
+class Change(NamedTuple):
+    """A change of a file, and which tests should notice it."""
 
-    def __init__(self, package: Path) -> None:
-        self.seconds: dict[str, float] = {}
-        self.coverage = coverage.Coverage(
-            data_file=None, config_file=False, include=[f"{package}/*"]
-        )
-        self.coverage.start()
+    file: str
+    chapter: str
+    mutant: Mutant
+
+
+class Session:
+    """A pytest plugin that collects tests, and then does something else with them.
+
+    Args:
+        work: What to do with the session, once its tests are collected.
+    """
+
+    def __init__(self, work: "Callable[[Session], None]") -> None:
+        self.work = work
+        self.items: dict[str, pytest.Item] = {}
+        self.seconds: Counter[str] = Counter()
+        self.failed = False
+        self.switch: Callable[[str], object] = str
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out what calls a compiler: it would take longer than all others."""
         items[:] = [x for x in items if x.get_closest_marker("no_cover") is None]
 
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Work, instead of running the tests."""
+        if not session.testsfailed:
+            self.items = {item.nodeid: item for item in session.items}
+            self.work(self)
+        return True
+
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Begin with a test."""
-        self.coverage.switch_context(item.nodeid)
+        self.switch(item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add the time of a test's set-up, call or tear-down."""
-        before = self.seconds.get(report.nodeid, 0.0)
-        self.seconds[report.nodeid] = before + report.duration
+        """Note whether a test fails."""
+        self.failed |= report.failed
 
-    def lines(self, file: Path) -> dict[int, list[str]]:
-        """Return the tests that run each line of a file."""
-        self.coverage.stop()
-        return self.coverage.get_data().contexts_by_lineno(str(file))
+    def run(self, names: list[str]) -> int:
+        """Run some tests until one fails."""
+        for name, following in zip_longest(names, names[1:]):
+            item = self.items[name]
+            after = self.items.get(following)
+            start = time.process_time()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            self.seconds[name] += time.process_time() - start
+            if self.failed:
+                return 1
+        return 0
+
+    def watch(self, copied: "Copy") -> dict[str, Any]:
+        """Run all tests; return their times, and which of them run which line."""
+        told = copied.folder / "told.json"
+        package = copied.folder / BOOK
+
+        def work() -> int:
+            tracer = coverage.Coverage(
+                data_file=None, config_file=False, include=[f"{package}/*"]
+            )
+            tracer.start()
+            self.switch = tracer.switch_context
+            code = self.run(list(self.items))
+            tracer.stop()
+            data = tracer.get_data()
+            lines = {
+                file: data.contexts_by_lineno(str(package / file))
+                for files in CHAPTERS.values()
+                for file in files
+            }
+            found = {"seconds": self.seconds, "lines": lines}
+            told.write_text(json.dumps(found), "utf-8")
+            return code
+
+        if copied.in_child(work, most=None) != 0:
+            raise SystemExit("a test fails without a change")
+        return json.loads(told.read_text("utf-8"))
+
+
+def renew(path: Path, source: str, changed: str) -> bool:
+    """Give the functions of an imported file the code of a changed one, if possible."""
+    (module,) = (
+        x for x in sys.modules.values() if getattr(x, "__file__", 0) == str(path)
+    )
+    to_code: Any = module.__spec__.loader.source_to_code  # type: ignore[union-attr]
+    old, new = (list(_codes(to_code(x.encode(), str(path)))) for x in (source, changed))
+    places = [(code.co_qualname, code.co_firstlineno) for code in old]
+    same = [code.co_qualname for code in new] == [name for name, _ in places]
+    if not same or len(set(places)) < len(places):
+        return False
+    codes = dict(zip(places, new, strict=True))
+    try:
+        for x in functions(path):
+            x.__code__ = codes[x.__code__.co_qualname, x.__code__.co_firstlineno]
+    except (KeyError, ValueError):  # other variables of an outer function
+        return False
+    return True
+
+
+@cache
+def functions(path: Path) -> list[FunctionType]:
+    """Return all functions whose code stands in a file, wherever they are kept."""
+    return [
+        x
+        for x in gc.get_objects()
+        if type(x) is FunctionType and x.__code__.co_filename == str(path)
+    ]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for x in code.co_consts:
+        if isinstance(x, CodeType):
+            yield x
+            yield from _codes(x)
 
 
 class Copy:
@@ -211,11 +309,16 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.log = folder / "log.txt"
         self.changes = 0
         for name in ("src", "tests", "docs", "examples"):
             ignored = shutil.ignore_patterns("__pycache__", "figures", "notebooks")
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", folder)
+
+    def read(self, file: str) -> str:
+        """Return a file as it is."""
+        return (self.folder / BOOK / file).read_text("utf-8")
 
     def write(self, file: str, source: str) -> None:
         """Replace a file, with a date of its own: bytecode of another one is stale."""
@@ -229,56 +332,92 @@ class Copy:
         """Return the files whose tests, or doctests, should notice a change."""
         module = f"{BOOK}/{chapter}"
         module += "" if (self.folder / module).is_dir() else ".py"
-        return (module, f"tests/chapters/test_{chapter}.py", *EVERYWHERE)
+        return (module, f"tests/chapters/test_{chapter}.py", RANDOM)
 
-    def watch(self, chapters: list[str], hook: str) -> dict[str, Any]:
-        """Run the tests once; return their times, and which of them run which line."""
-        told, log = self.folder / "told.json", self.folder / "log.txt"
-        tests = dict.fromkeys(x for one in chapters for x in self.matching(one))
-
-        def work() -> int:
-            plugin = Watch(self.folder / BOOK)
-            code = self._pytest([*HOOKS[hook], *tests], plugin)
-            lines = {
-                file: plugin.lines(self.folder / BOOK / file)
-                for chapter in chapters
-                for file in CHAPTERS[chapter]
-            }
-            found = {"seconds": plugin.seconds, "lines": lines}
-            told.write_text(json.dumps(found), "utf-8")
-            return code
-
-        if not self._in_child(work, 3600.0):
-            raise SystemExit(f"tests must pass before a change, got {log.read_text()}")
-        return json.loads(told.read_text("utf-8"))
-
-    def passes(self, chapter: str, file: str, lines: range | None, told: Any) -> bool:
-        """Return whether matching tests of some lines pass, and in time."""
-        for hook, watched in told.items():
-            seconds, reached = watched["seconds"], watched["lines"][file]
-            tests = {x for x in seconds if x.startswith(self.matching(chapter))}
-            if lines is not None:
-                tests &= {x for n in lines for x in reached.get(str(n), ())}
-            quickest = sorted(tests, key=seconds.__getitem__)
-            limit = 30.0 + 5.0 * sum(seconds[test] for test in tests)
-            arguments = [*HOOKS[hook], *quickest]
-            if tests and not self._in_child(lambda: self._pytest(arguments), limit):  # noqa: B023
-                return False
-        return True
-
-    def _pytest(self, arguments: list[str], *plugins: object) -> int:
+    def session(self, hook: str, tests: Any, work: Callable[[Session], None]) -> int:
+        """Collect tests, and work with them."""
         os.chdir(self.folder)
         sys.path.insert(0, str(self.folder / "src"))
-        return int(pytest.main([*OPTIONS, *arguments], plugins=plugins))
+        arguments = [*OPTIONS, *HOOKS[hook], *tests]
+        return int(pytest.main(arguments, plugins=[Session(work)]))
 
-    def _in_child(self, work: Callable[[], int], limit: float) -> bool:
+    def survivors(
+        self, hook: str, chapters: list[str], changes: list[Change]
+    ) -> tuple[list[bool | None], Any]:
+        """Return which changes the tests let pass, and which lines the tests reach.
+
+        `None` stands for a change that must be imported.
+        """
+        tests = dict.fromkeys(x for one in chapters for x in self.matching(one))
+        answer, out = self.folder / "answer.json", os.dup(1)
+
+        def work(session: Session) -> None:
+            watched, found = session.watch(self), []
+            for file in {change.file for change in changes}:
+                functions(self.folder / BOOK / file)
+            gc.freeze()  # or each fork would copy what it counts
+            for change in changes:
+                found.append(self._survives(session, change, watched))
+                line = f"{hook}: {show(self, change, found[-1])}\n"
+                os.write(out, line.encode())
+            answer.write_text(json.dumps([found, watched]), "utf-8")
+
+        if self.in_child(lambda: self.session(hook, tests, work), most=None) != 0:
+            raise SystemExit(f"tests must pass before a change: {self.log.read_text()}")
+        return json.loads(answer.read_text("utf-8"))
+
+    def _survives(self, session: Session, change: Change, watched: Any) -> bool | None:
+        if change.mutant.lines is None:
+            return None
+        source = self.read(change.file)
+        names = self.reached(change, watched)
+        path = self.folder / BOOK / change.file
+
+        def work() -> int:
+            renewed = renew(path, source, apply(source, change.mutant))
+            return session.run(names) if renewed else TO_IMPORT
+
+        code = self.in_child(work)
+        return None if code == TO_IMPORT else code == 0
+
+    def imported(self, hook: str, change: Change, watched: Any) -> bool:
+        """Tell whether tests let a change pass that is imported anew."""
+        source = self.read(change.file)
+        names = self.reached(change, watched)
+        self.write(change.file, apply(source, change.mutant))
+
+        def work(session: Session) -> None:
+            known = [name for name in names if name in session.items]
+            os._exit(session.run(known) if len(known) == len(names) else 1)
+
+        files = dict.fromkeys(name.split("::")[0] for name in names)
+        code = self.in_child(lambda: self.session(hook, files, work))
+        self.write(change.file, source)
+        return code == 0
+
+    def reached(self, change: Change, watched: Any) -> list[str]:
+        """Return the tests of a change, the quickest first."""
+        seconds, lines = watched["seconds"], watched["lines"][change.file]
+        tests = {x for x in seconds if x.startswith(self.matching(change.chapter))}
+        if change.mutant.lines is not None:
+            tests &= {x for n in change.mutant.lines for x in lines.get(str(n), ())}
+        quickest = sorted(tests, key=seconds.__getitem__)
+        total = accumulate(seconds[test] for test in quickest)
+        return [x for x, sum_ in zip(quickest, total, strict=True) if sum_ <= SECONDS]
+
+    def in_child(self, work: Callable[[], int], most: int | None = 300) -> int:
+        """Work in another process; return its exit status.
+
+        It may take `most` seconds of a processor: a change can make a loop endless.
+        """
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                os.setsid()
-                log = os.open(self.folder / "log.txt", os.O_WRONLY | os.O_CREAT)
+                if most is not None:
+                    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+                log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 os.ftruncate(log, 0)
                 os.dup2(log, 1)
                 os.dup2(log, 2)
@@ -289,45 +428,31 @@ class Copy:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
-        deadline = time.monotonic() + limit
-        while time.monotonic() < deadline:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                return status == 0
-            time.sleep(0.02)
-        os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        return False
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def measure(
-    copied: Copy, chapter: str, file: str, told: Any, changes: int, reasons: Any
-) -> dict[str, Any]:
-    """Make some changes of a file, and report which ones the tests let pass."""
-    start, source = time.monotonic(), (copied.folder / BOOK / file).read_text("utf-8")
-    candidates = mutants(source)
-    chosen = random.Random(SEED).sample(candidates, min(changes, len(candidates)))
-    survivors = []
-    for mutant in sorted(chosen, key=lambda mutant: mutant.start):
-        copied.write(file, apply(source, mutant))
-        survived = copied.passes(chapter, file, mutant.lines, told)
-        shown = describe(source, mutant)
-        print(f"{file}:{shown['line']}", "SURVIVED" if survived else "killed")
-        print(f"    {shown['before']}\n    {shown['after']}", flush=True)
-        if survived:
-            known = reasons.get((file, shown["before"], shown["after"]), "")
-            survivors.append({**shown, "reason": known})
-    copied.write(file, source)
-    killed = len(chosen) - len(survivors)
-    return {
-        "seed": SEED,
-        "seconds": round(time.monotonic() - start),
-        "possible": len(candidates),
-        "mutants": len(chosen),
-        "killed": killed,
-        "score": round(killed / len(chosen), 3),
-        "survivors": survivors,
-    }
+def show(copied: Copy, change: Change, survived: bool | None) -> str:
+    """Describe a change, and what came of it."""
+    told = describe(copied.read(change.file), change.mutant)
+    result = {None: "later", True: "SURVIVED", False: "killed"}[survived]
+    place = f"{change.file}:{told['line']} {result}"
+    return f"{place}\n    {told['before']}\n    {told['after']}"
+
+
+def measure(copied: Copy, changes: list[Change]) -> list[Change]:
+    """Return the changes that no test notices."""
+    chapters = list(dict.fromkeys(change.chapter for change in changes))
+    left = changes
+    for hook in HOOKS:
+        found, watched = copied.survivors(hook, chapters, left)
+        results = dict(zip(left, found, strict=True))
+        for change, survived in results.items():
+            if survived is None:
+                results[change] = copied.imported(hook, change, watched)
+                told = show(copied, change, results[change])
+                print(f"{hook}, imported: {told}", flush=True)
+        left = [change for change in left if results[change]]
+    return left
 
 
 def describe(source: str, mutant: Mutant) -> dict[str, Any]:
@@ -362,20 +487,45 @@ def main() -> None:
     }
     for name in WARM:
         importlib.import_module(name)
+    torch.set_num_threads(1)  # a fork has no other threads
+    wanted, count = set(given.files or every), given.changes
     with tempfile.TemporaryDirectory() as folder:
         copied = Copy(Path(folder).resolve())
-        wanted = set(given.files or every)
-        chapters = [x for x, files in CHAPTERS.items() if wanted & set(files)]
-        told = {hook: copied.watch(chapters, hook) for hook in HOOKS}
-        for chapter in chapters:
-            for file in CHAPTERS[chapter]:
-                if file not in wanted:
-                    continue
-                found = measure(copied, chapter, file, told, given.changes, reasons)
-                print(f"{file}: {found['killed']} of {found['mutants']} killed")
-                record[file] = found
-                known = {name: record[name] for name in every if name in record}
-                RECORD.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+        changes, possible = [], {}
+        for chapter, files in CHAPTERS.items():
+            for file in filter(wanted.__contains__, files):
+                found = mutants(copied.read(file))
+                chosen = random.Random(SEED).sample(found, min(count, len(found)))
+                chosen.sort(key=lambda mutant: mutant.start)
+                changes += [Change(file, chapter, mutant) for mutant in chosen]
+                possible[file] = len(found), len(chosen)
+        left = measure(copied, changes)
+        for file, sizes in possible.items():
+            survivors = [
+                describe(copied.read(file), change.mutant)
+                for change in left
+                if change.file == file
+            ]
+            for one in survivors:
+                key = file, one["before"], one["after"]
+                one["reason"] = reasons.get(key, "")
+            record[file] = summary(*sizes, survivors)
+            print(f"{file}: {record[file]['killed']} of {sizes[1]} killed")
+    known = {name: record[name] for name in every if name in record}
+    RECORD.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+
+
+def summary(possible: int, made: int, survivors: list[Any]) -> dict[str, Any]:
+    """Return the record of a file."""
+    killed = made - len(survivors)
+    return {
+        "seed": SEED,
+        "possible": possible,
+        "mutants": made,
+        "killed": killed,
+        "score": round(killed / made, 3),
+        "survivors": survivors,
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The mutation run: what it changes."""
+"""The mutation run: what it changes, and how."""
 
 import importlib
 import sys
@@ -39,3 +39,19 @@ def test_a_change_concerns_the_lines_of_its_statement():
     found = {mutant.text: mutant.lines for mutant in mutants.mutants(source)}
     once, head, body = None, range(4, 5), range(5, 8)
     assert found == {"2": once, "3": once, "(x <= 3)": head, "4": head, "5": body}
+
+
+def test_functions_get_the_code_of_a_changed_file(tmp_path, monkeypatch):
+    source = "def twice(f): return lambda x: f(f(x))\n"
+    source += "@twice\ndef add(x):\n    return x + 1\n"
+    path = tmp_path / "some_module.py"
+    path.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("some_module")
+    add = module.add
+    assert mutants.renew(path, source, source.replace("x + 1", "x - 2"))
+    assert module.add is add
+    assert add(10) == 6
+    # Another function cannot take the place of one that is in use.
+    assert not mutants.renew(path, source, source.replace("def add", "def other"))
+    assert add(10) == 6
