@@ -70,6 +70,19 @@ RUN = {
     "seconds": 124.0,
     "metrics": {"loss": 0.12345, "heads_two": [3.5e-7, 4], "tiny": -0.5},
 }
+EXERCISE = '''"""Add two numbers.
+
+Write `add(a, b)`, the sum of two numbers.
+"""
+
+exercise = Code(level="core", read="one#sums", hints=("Use **plus**.",), points=2)
+
+
+@exercise.solution
+def add(a, b):
+    """Return the sum."""
+    return a + b
+'''
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 30 60"></svg>'
 REFERENCE = """
 [me2020]
@@ -413,6 +426,33 @@ def test_the_ledger_has_both_numbers_and_what_they_took(good: Path) -> None:
     assert 'href="../figures/one/part/run.json"' in page
 
 
+def test_an_exercise_has_a_task_a_place_to_answer_hints_and_a_solution(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "docs/index.md": "# Book\n\n[[list exercises]]\n",
+        "docs/chapters/one.md": "---\nchapter: 1\ntitle: One\n---\n"
+        "# One\n\n[[exercise one/sum]]\n",
+        "src/transformers_hw/exercises/one/sum.py": EXERCISE,
+    }
+    built = build(tmp_path, files)
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "site/chapters/one/index.html").read_text("utf-8")
+    for part in ("<strong>Add two numbers</strong>", "def add(a, b):", "<textarea"):
+        assert part in page
+    area = page.partition("<textarea")[2].partition("</textarea>")[0]
+    assert "raise NotImplementedError" in area
+    assert "return a + b" not in area
+    assert "<strong>plus</strong>" in page
+    assert "transformers-hw exercise start one/sum" in page
+    listed = (tmp_path / "site/index.html").read_text("utf-8")
+    assert 'href="chapters/one/#exercise-one-sum">Add two numbers</a>' in listed
+    brought = json.loads(
+        (tmp_path / "site/assets/exercises/exercises.json").read_text("utf-8")
+    )
+    assert brought["transformers_hw/exercises/one/sum.py"] == EXERCISE
+
+
 def test_examples_are_a_gallery(good: Path) -> None:
     page = (good / "examples/index.html").read_text("utf-8")
     assert page.index('id="example-one"') < page.index('id="example-two"')
@@ -484,6 +524,8 @@ MISTAKES = {
     "[[figure one/curve: a curve that falls]]": "figure one/curve needs a caption",
     "[[figure two/lone: a curve that falls]]\n> c": "no run of 'two' has been made",
     "[[erratum uni-8]]": "no erratum 'uni-8'",
+    "[[exercise one/none]]": "there is no exercise 'one/none'",
+    "[[exercise one/sum]]": "the exercise 'one/sum' belongs on the page of one",
     "[[errata]]": "write [[errata]] on a chapter's page",
     "[[test test_none]]": "no test is called 'test_none'",
     "[[list nothing]]": "there is no list of 'nothing'",
@@ -527,6 +569,7 @@ BAD = {
     .replace("quiz", "nobody")
     .replace("test_two", "test_nothing"),
     "docs/diagrams/two/bare.svg": SVG,
+    "src/transformers_hw/exercises/one/sum.py": EXERCISE,
     "docs/figures/two/lone-light.svg": SVG,
     "docs/figures/two/lone-dark.svg": SVG,
     "docs/notebooks/bad.ipynb": notebook("# Bad\n\nSee [one](one.md).", ""),
@@ -541,6 +584,7 @@ GAPS = [
     "chapters/one.md: 0.123 is typed by hand: write [[number one metrics.loss .3f]]",
     "tests/test_unknown.py:18: no question 'uni-6'",
     "hidden is shown 0 times, not once",
+    "exercise one/sum is shown 0 times, not once",
     "hidden: no question 'uni-7'",
     "hidden: source is one of quiz, eth",
     "hidden needs a test",
