@@ -296,6 +296,10 @@ def test_how_few_heads() -> None:
     for kernel in (OUTLINE, EDGES):
         assert len(fewest_heads(kernel.reshape(9, 1))[0]) == 2
     on_page("Two. Its rank is 1, and its taps have two signs.")
+    side = torch.tensor([[1.0], [2.0], [1.0]], dtype=F64) / 4
+    right, left = F.pad(side, (2, 0)), F.pad(side, (0, 2))
+    assert torch.equal(4 * right - 4 * left, EDGES)
+    on_page("$\\tfrac14, \\tfrac12, \\tfrac14$ on the right column, times $4$")
 
 
 def test_the_gradient_of_a_center() -> None:
