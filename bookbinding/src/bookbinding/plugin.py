@@ -106,17 +106,17 @@ class Bookbinding(BasePlugin[Settings]):
         self.directives.page = page.file.src_uri
 
     def on_page_content(
-        self, html: str, *, page: Page, files: Files, **_: Any
+        self, html: str, *, page: Page, config: MkDocsConfig, files: Files
     ) -> str | None:
         """Fit in what other plugins made, note the answers, and check the text."""
         name = page.file.src_uri
         if name.startswith(listings.FOLDER):
             return listings.listing(html, page, self.root)
         if name.endswith(".ipynb"):
-            html = notebooks.adapt(html, page, files)
+            html = notebooks.adapt(html, page, files, config)
         self.project.note_answers(html, name)
         if name.startswith("chapters/"):
-            self.project.note_citations(html, name, page.title or "")
+            self.project.note_citations(html, name, str(page.title or ""))
         for image in NO_ALT.findall(html):
             log.warning("%s: no alt text: %s", name, image[:200])
         self.warn_of_copied_numbers(html, name)
@@ -133,6 +133,12 @@ class Bookbinding(BasePlugin[Settings]):
             for typed, path, spec in runs.copied_numbers(prose, run):
                 use = f"[[number {one} {path} {spec}]]"
                 log.warning("%s: %s is typed by hand: write %s", name, typed, use)
+
+    @event_priority(-50)  # after mkdocs-jupyter, which copies the notebooks
+    def on_post_page(self, output: str, *, page: Page, config: MkDocsConfig) -> None:
+        """Say in a notebook to download where its package is."""
+        if config.repo_url and page.file.src_uri.endswith(".ipynb"):
+            notebooks.fill_in_repository(page, config.repo_url)
 
     @event_priority(50)
     def _list_last(self, env: Any, *, config: MkDocsConfig, files: Files) -> None:
