@@ -80,10 +80,10 @@ def test_the_forms_are_drawn_with_their_numbers(prompt: str) -> None:
 def test_the_exercise_on_a_softer_head() -> None:
     powers = [math.exp(2), 1.0, 1.0]
     weights = [power / sum(powers) for power in powers]
-    on_page("$({:.3f}, {:.3f}, {:.3f})$".format(*weights))
+    on_page("$({:.4f}, {:.4f}, {:.4f})$".format(*weights))
     found = filled("upper", 2.0)[1][1][2]
     assert found == pytest.approx(weights[0] + weights[2])
-    on_page(f"it finds ${weights[0]:.3f} + {weights[2]:.3f} = {found:.3f}$")
+    on_page(f"it finds ${weights[0]:.4f} + {weights[2]:.4f} = {found:.4f}$")
 
 
 def test_the_network_of_the_exercise_returns_the_maximum() -> None:
