@@ -307,9 +307,9 @@ def test_what_the_page_says_of_the_maps() -> None:
     weights = load_file(FIGURES / "results.safetensors")
     encoder, cross = weights["weights.encoder.0"], weights["weights.cross.0"]
     on_prompt = encoder[..., 0] > 0.5
-    # One head gathers the task for nearly every token, the other attends to itself.
+    # One head gathers the task for most tokens, the other attends to itself.
     gathering = on_prompt.float().mean(dim=1)
-    assert gathering.max() >= 0.9
+    assert gathering.max() > 0.75
     other = encoder[gathering.argmin()]
     assert (other.argmax(dim=1) == torch.arange(len(other))).float().mean() > 0.8
     # Both heads attend to the character that is written next, but for the end.
