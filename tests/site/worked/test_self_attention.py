@@ -148,7 +148,8 @@ def test_three_tokens_by_hand() -> None:
     on_page(f"The other outputs are {output[1]:.2f} and {output[2]:.2f}.")
     epsilon = 2 / total
     on_page(
-        f"$2/22.09 \\approx {epsilon:.3f}$, and $h_1 = 20 + {epsilon:.3f}\\,(50 - 20)"
+        f"$2/22.09 \\approx {epsilon:.3f}$, and $h_1 = 20 + \\tfrac{{2}}{{22.09}}\\,"
+        f"(50 - 20) \\approx {output[0]:.2f}$"
     )
     assert 20 + epsilon * (50 - 20) == pytest.approx(output[0].item())
     _, hard = by_hand(T, 1e3)
