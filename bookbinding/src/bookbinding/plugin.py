@@ -39,10 +39,12 @@ SPACE_AT_END = re.compile(r"\s+(</a>|</autoref>)")
 # A search for a word should lead to the text, not to every listing of code.
 CODE = re.compile(r'<details class="(?:mkdocstrings-source|evidence)"')
 NOT_PROSE = re.compile(
-    r'<(pre|code|data|details|figcaption)\b.*?</\1>|<(span|div) class="arithmatex">'
+    r'<(pre|code|data|svg|figcaption)\b.*?</\1>|<(span|div) class="arithmatex">'
     r".*?</\2>|<[^>]*>",
     re.S,
 )
+# Folds may stand in folds: the innermost go first.
+FOLD = re.compile(r"<details\b(?:(?!<details\b).)*?</details>", re.S)
 LISTED_LAST = re.compile(r"\[\[list (?:questions|references)\]\]")
 
 log = get_plugin_logger("bookbinding")
@@ -127,6 +129,8 @@ class Bookbinding(BasePlugin[Settings]):
         """Warn of numbers that a run recorded and a hand copied into a chapter."""
         folder, _, chapter = name.removesuffix(".md").rpartition("/")
         found = runs.names(self.project.docs, chapter) if folder == "chapters" else []
+        while FOLD.search(html):
+            html = FOLD.sub(" ", html)
         prose = NOT_PROSE.sub(" ", html)
         for one in found:
             run = runs.read_run(self.project.docs, one) or {}
