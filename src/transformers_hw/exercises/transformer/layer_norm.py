@@ -112,7 +112,7 @@ def without_eps(x, gamma, beta, eps):
 )
 def over_everything(x, gamma, beta, eps):
     """Normalize over all axes."""
-    return _norm(x, gamma, beta, eps, axis=None)
+    return gamma * (x - x.mean()) / np.sqrt(x.var() + eps) + beta
 
 
 @exercise.wrong(
