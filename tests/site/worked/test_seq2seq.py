@@ -1,5 +1,6 @@
 """The numbers of chapter 5, on its page and in its diagrams, computed again."""
 
+import itertools
 import json
 import math
 import re
@@ -278,46 +279,56 @@ def test_what_the_page_says_of_the_bottleneck() -> None:
     models, length = metrics()["models"], metrics()["trained_length"]
     assert length == 12
     longest = [models[f"rnn_{w}"]["longest_text_mostly_right"]["mean"] for w in WIDTHS]
-    assert longest == sorted(set(longest))
+    gains = [after - before for before, after in itertools.pairwise(longest)]
+    assert gains == pytest.approx([2, 2, 2], abs=0.5)
     for width in WIDTHS:
-        texts = results(f"texts.rnn_{width}")[:, :length].mean(0)
-        assert texts[-1] < 0.1
-        # With attention, the lines stay at the top, but for one seed of the narrowest.
-        seeds = results(f"texts.rnn_attention_{width}")[:, :length].min(1).values
-        assert (seeds > 0.97).sum() >= len(seeds) - (width == 16)
-        assert seeds.min() > (0.4 if width == 16 else 0.97)
+        assert results(f"texts.rnn_{width}")[:, length - 1].max() < 0.01
+    for width in WIDTHS[1:]:
+        texts = results(f"texts.rnn_attention_{width}")[:, :length]
+        assert texts.min() > 0.98
+        assert texts.mean(0).min() > 0.99
+    # With 16 units one seed gets half of the texts right, at any length from 4 on.
+    narrow = results("texts.rnn_attention_16")[:, :length]
+    worst, *others = narrow[narrow[:, -1].argsort()]
+    assert worst[3:].sub(0.49).abs().max() < 0.05
+    assert len(others) == 2
+    assert torch.stack(others).min() > 0.97
+    assert narrow.mean(0)[-1] == pytest.approx(0.8, abs=0.03)
 
 
 def test_what_the_page_says_of_positions() -> None:
     for width in WIDTHS:
-        written, forced = (results(f"{k}.rnn_{width}") for k in ("written", "forced"))
-        assert written.mean(0)[0] > written.mean(0)[-1]
-        assert forced.mean(0)[-1] > written.mean(0)[-1]
+        written, forced = (
+            results(f"{kind}.rnn_{width}").mean(0) for kind in ("written", "forced")
+        )
+        assert written[0] == written.max()
+        assert written[-1] == written.min()
+        assert (forced - written)[1:].min() > 0
+        assert (forced[-1] > forced.min() + 0.05) == (width >= 64)
     for kind in ("written", "forced"):
-        assert results(f"{kind}.rnn_attention_128").mean(0).min() > 0.95
+        assert results(f"{kind}.rnn_attention_128").min() > 0.99
 
 
 def test_what_the_page_says_of_alignments() -> None:
     for name in ("rnn_attention", "transformer"):
-        shown_map = results(f"alignment.{name}")
-        steps = torch.arange(len(shown_map))
-        ahead = shown_map.argmax(dim=1)
-        assert torch.equal(ahead[:-1], steps[:-1] + 1)
+        largest = results(f"alignment.{name}").argmax(dim=1)
         # The last step writes the end token.
-        assert ahead[-1] == (0 if name == "transformer" else steps[-1] + 1)
-        assert metrics()["offsets"][name]["1"]["min"] > 0.9
+        assert largest.tolist() == [*range(1, 13), 0 if name == "transformer" else 13]
+        assert metrics()["offsets"][name]["1"]["min"] > 0.98
 
 
 def test_what_the_page_says_of_longer_texts() -> None:
     for name in LOOKING_BACK:
         texts = results(f"texts.{name}").mean(0)
-        assert texts[:12].min() > 0.97
-        assert texts[15:].max() < 0.05
+        assert texts[:12].min() > 0.99
+        assert texts[12] < 0.9
+        assert texts[14:].max() < 0.1
         assert results(f"texts.{name}")[:, -1].max() == 0
         positions = results(f"written_at_twice.{name}").mean(0)
-        assert positions[:8].min() > 0.9
-        assert positions[15:].max() < 0.2
+        assert positions[:10].min() > 0.97
+        assert positions[14:].max() < 0.06
     recurrent = results("written_at_twice.rnn_128").mean(0)
     assert recurrent[0] > 0.9
-    assert (recurrent.diff()[:8] < 0).all()
+    assert (recurrent.diff()[:8] < 0.01).all()
     assert recurrent[1] < 0.9
+    assert recurrent[9:].max() < 0.1
