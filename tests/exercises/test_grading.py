@@ -250,6 +250,7 @@ def test_results_survive_the_way_between_processes() -> None:
     assert decode(encode(vars(Outcome(error="x")))) == vars(Outcome(error="x"))
 
 
+@pytest.mark.unhooked
 def test_unknown_exercises_and_broken_ones_are_refused() -> None:
     with pytest.raises(ValueError, match="there is no exercise 'attention/none'"):
         load("attention/none")
