@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import accumulate, zip_longest
@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks/records/mutants.json"
 BOOK = "src/transformers_hw"
 # The files to change, by chapter: the tests of the chapter should notice,
-CHAPTERS = {
+CHAPTERS: dict[str, tuple[str, ...]] = {
     "attention": ("attention.py", "_engine/kernels.py"),
     "multi_head_attention": ("multi_head_attention.py",),
     "transformer": tuple(
@@ -203,7 +203,7 @@ class Session:
     def __init__(self, work: "Callable[[Session], None]") -> None:
         self.work = work
         self.items: dict[str, pytest.Item] = {}
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         self.failed = False
         self.switch: Callable[[str], object] = str
 
@@ -491,7 +491,8 @@ def main() -> None:
     wanted, count = set(given.files or every), given.changes
     with tempfile.TemporaryDirectory() as folder:
         copied = Copy(Path(folder).resolve())
-        changes, possible = [], {}
+        changes: list[Change] = []
+        possible: dict[str, tuple[int, int]] = {}
         for chapter, files in CHAPTERS.items():
             for file in filter(wanted.__contains__, files):
                 found = mutants(copied.read(file))

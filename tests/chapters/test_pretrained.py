@@ -1377,7 +1377,7 @@ HOSTILE += (
 
 def damaged(content: bytes, chosen: random.Random) -> bytes:
     """Change, cut out or repeat some bytes, most of them in the header."""
-    found = bytearray(content)
+    found, at = bytearray(content), 0
     header = 8 + int.from_bytes(content[:8], "little")
     for _ in range(chosen.choice([1, 1, 2, 5])):
         at = chosen.randrange(header if chosen.random() < 0.8 else len(content))

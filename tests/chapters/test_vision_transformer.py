@@ -439,7 +439,8 @@ def test_a_fresh_head_is_for_other_classes():
 @pytest.mark.question("nyu-1.5d")
 def test_the_head_of_pre_training_has_a_hidden_layer_with_tanh():
     model, x = small(pooler="tanh"), images()
-    hidden, head = model.pooler[0], model.head
+    hidden: Any = model.pooler[0]
+    head: Any = model.head
     y = model.encode(x)[:, 0]
     hidden_layer = torch.tanh(y @ hidden.weight.T + hidden.bias)
     assert_same(model(x), hidden_layer @ head.weight.T + head.bias)

@@ -17,7 +17,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     header, tensors = weights.MOST_HEADER_BYTES, weights.MOST_TENSORS
     *formats, last = archives.FORMATS
     for promise in (
-        f"a header has at most {header / 2**20:.0f} MiB, a file at most {tensors:,} te",
+        f"a header has at most {header / 2**20:.0f} MiB, a file at most {tensors:,} ",
         f"an archive or folder may have {most.entries:,} files",
         f"a file {most.file_bytes / 2**20:.0f} MiB",
         f"an image {most.pixels / 1e6:.1f} million pixels",

@@ -116,7 +116,10 @@ def test_nothing_is_loaded_before_a_click_and_nothing_stays_after_leaving(
     assert workers(page) == 1
     page.locator("nav.md-tabs a").first.click()
     page.wait_for_url(address)
-    page.wait_for_timeout(300)
+    for _ in range(100):
+        if workers(page) == 0:
+            break
+        page.wait_for_timeout(100)
     assert workers(page) == 0
 
 

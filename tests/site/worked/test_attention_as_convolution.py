@@ -58,7 +58,7 @@ def numbers(name: str) -> list[float]:
     return [float(text) for text in found if re.fullmatch(r"\(?-?[\d.]+\)?", text)]
 
 
-def filled(name: str, color: str) -> list[tuple[float, float, float]]:
+def filled(name: str, color: str) -> list[tuple[float, ...]]:
     """Return the left and upper edges of the filled cells, and their opacities."""
     return [
         (*(float(x.attrib[key]) for key in ("x", "y")), float(x.attrib["fill-opacity"]))

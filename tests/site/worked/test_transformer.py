@@ -6,6 +6,7 @@ import re
 import statistics
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def count(module: nn.Module) -> int:
 # --- one layer by hand -------------------------------------------------------------
 
 
-def filled(prompt: str, factor: float = 20.0) -> list[list[list[float]]]:
+def filled(prompt: str, factor: float = 20.0) -> list[Any]:
     """The form after embedding, after attention and after the network."""
     rows = FORMS[prompt]
     powers = [math.exp(factor * row[0]) for row in rows]
