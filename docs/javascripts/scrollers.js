@@ -1,4 +1,4 @@
-// A formula or table too wide for the screen scrolls in place. Not every browser lets
+// A formula, table or plot too wide for the screen scrolls in place. Not every browser lets
 // the keyboard reach what scrolls, so it becomes focusable, for as long as it scrolls.
 const watch = new ResizeObserver(entries => {
   for (const { target } of entries)
@@ -8,6 +8,6 @@ const watch = new ResizeObserver(entries => {
 
 document$.subscribe(() => {
   watch.disconnect();
-  document.querySelectorAll("div.formula, .md-typeset__scrollwrap")
+  document.querySelectorAll("div.formula, .md-typeset__scrollwrap, figure.book > p")
     .forEach(box => watch.observe(box));
 });
