@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from transformers_hw.seq2seq import Seq2Seq
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/chapters/seq2seq.md").read_text("utf-8")
 DIAGRAMS = ROOT / "docs/diagrams/seq2seq"
@@ -195,8 +197,25 @@ def test_exercises_on_gradients() -> None:
     h = 0.5
     for _ in range(100):
         h = math.tanh(2 * h)
-    on_page(f"$\\pm {h:.3f}$", f"$2\\,(1 - {h:.3f}^2) = {2 * (1 - h**2):.3f}$")
+    on_page(f"$\\pm {h:.4f}$", f"$2\\,(1 - {h:.4f}^2) = {2 * (1 - h**2):.3f}$")
+    assert f"{2 * (1 - round(h, 4) ** 2):.3f}" == f"{2 * (1 - h**2):.3f}"
     assert 1 / (2 * (1 - h**2)) == pytest.approx(6, abs=0.05)
+
+
+def test_a_forgotten_shift_is_caught_by_the_last_target_token() -> None:
+    on_page("change the last *target* token", "no prediction may change")
+    torch.manual_seed(0)
+    model = Seq2Seq(TOKENS, dim=4, hidden_dim=8)
+    source, target = torch.tensor([[3, 7, 8, 2]]), torch.tensor([[7, 8, 2]])
+    other = torch.tensor([[7, 8, 9]])
+
+    def shifted(target: Tensor) -> Tensor:
+        return nn.functional.pad(target[:, :-1], (1, 0), value=1)
+
+    right = [model(source, shifted(x)) for x in (target, other)]
+    assert torch.equal(*right)
+    wrong = [model(source, x) for x in (target, other)]
+    assert not torch.equal(*wrong)
 
 
 def test_the_gradient_of_a_context_is_a_covariance() -> None:
