@@ -1,5 +1,6 @@
 """Every number of chapter 2 and of its diagrams, computed again."""
 
+import json
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -247,6 +248,9 @@ def test_the_curves_of_the_products():
     on_page(
         "its lowest value, 0.34, occurs at distance 96; four positions later it is 0.56"
     )
+    assert cosine == pytest.approx(
+        (sinusoids(101, 64, -100) @ encodings[0] / 32).flip(0)
+    )
     ratio = math.exp((32 - 32 * cosine[1]) / 8)
     on_page(f"gets only {ratio:.2f} times the weight of its neighbor")
 
@@ -270,15 +274,25 @@ def test_numbers_about_positions():
 
 
 def recovered(dim: int, seed: int) -> Tensor:
-    """Give how often token, position and position to within one are recovered."""
+    """Give how often token, position and position to within one are recovered.
+
+    The last entry is the token again, by the largest product instead of the distance.
+    """
     torch.manual_seed(seed)
     positions, words = sinusoids(512, dim).float(), torch.randn(10_000, dim)
     word, at = torch.randint(10_000, (1_000,)), torch.randint(512, (1_000,))
     joined = words[word] + positions[at]
     nearest = (joined @ words.T - words.square().sum(1) / 2).argmax(1)
     near = (joined @ positions.T).argmax(1)
-    hits = [nearest == word, near == at, (near - at).abs() <= 1]
+    largest = (joined @ words.T).argmax(1)
+    hits = [nearest == word, near == at, (near - at).abs() <= 1, largest == word]
     return torch.stack(hits).float().mean(1)
+
+
+def test_the_width_of_the_encodings_in_the_copying_task():
+    path = ROOT / "docs/figures/positional_encoding/run.json"
+    dim = json.loads(path.read_text("utf-8"))["config"]["dim"]
+    on_page(f"encodings of width {dim} concatenated to the tokens")
 
 
 def test_a_wide_sum_keeps_both_summands():
@@ -289,7 +303,9 @@ def test_a_wide_sum_keeps_both_summands():
     for column, curve in enumerate(points("recovered", "curve")):
         drawn = torch.tensor([1 - (y - 24) / 170 for _, y in curve])
         assert torch.allclose(drawn, shares[:, column], atol=0.01)
-    token, position, within_one = shares.T
+    token, position, within_one, by_product = shares.T
+    assert by_product[2].item() == pytest.approx(0.22, abs=0.01)
+    on_page("right less often: in 22% at $d = 16$")
     assert token[[0, 2]].tolist() == pytest.approx([0.006, 0.60], abs=0.004)
     assert (token[4:] == 1).all()
     assert position[-1].item() == pytest.approx(0.94, abs=0.01)
@@ -302,6 +318,15 @@ def test_a_wide_sum_keeps_both_summands():
         assert found is not None
         stated = [float(share) / 100 for share in found.groups()]
         assert stated == pytest.approx(row[:2], abs=0.01)
+
+
+def test_free_tables_have_a_larger_rank_than_tied_ones():
+    torch.manual_seed(0)
+    free, table = torch.randn(20, 12, dtype=F64), torch.randn(20, 4, dtype=F64)
+    tied = table @ torch.randn(4, 12, dtype=F64)
+    ranks = [int(torch.linalg.matrix_rank(tables)) for tables in (free, tied)]
+    assert ranks == [12, 4]
+    on_page("the free tables have rank 12 and the tied ones rank 4")
 
 
 def test_room_and_noise():
