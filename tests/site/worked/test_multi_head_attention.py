@@ -253,9 +253,11 @@ def test_what_the_caption_says_of_the_run() -> None:
         name: loss if isinstance(loss, dict) else {"min": loss, "max": loss}
         for name, loss in record["metrics"]["last_loss"].items()
     }
-    for name, tolerance in (("one_head", 0.005), ("one_head_content", 0.02)):
-        assert losses[name]["min"] == pytest.approx(floor, rel=tolerance)
-        assert losses[name]["max"] == pytest.approx(floor, rel=tolerance)
+    assert losses["one_head"]["min"] == pytest.approx(floor, rel=0.005)
+    assert losses["one_head"]["max"] == pytest.approx(floor, rel=0.005)
+    on_page("ends about one percent below it")
+    assert losses["one_head_content"]["min"] / floor > 0.985
+    assert losses["one_head_content"]["max"] / floor < 0.995
     assert losses["two_heads"]["max"] < 0.001
 
 
