@@ -961,3 +961,10 @@ LIMIT = {"grid": (3, 3), "query": (1, 1)}
 )  # fmt: skip
 def test_malformed_calls_get_clear_errors(call, error, message):
     assert_refused(call, error, message)
+
+
+def test_hard_heads_are_where_the_layer_is():
+    options = {"centers": [(0, 1)], "sharpness": math.inf, "device": "meta"}
+    layer = GaussianSelfAttention(2, 1, **options)
+    assert layer.head_centers().is_meta
+    assert layer(torch.zeros(1, 3, 4, 2, device="meta")).is_meta

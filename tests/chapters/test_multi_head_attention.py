@@ -623,3 +623,10 @@ LAYER, X = MultiHeadAttention(12, 3), torch.zeros(2, 5, 12)
 )  # fmt: skip
 def test_malformed_calls_get_clear_errors(call, error, message):
     assert_refused(call, error, message)
+
+
+def test_every_parameter_has_the_device_and_dtype_asked_for():
+    layer = MultiHeadAttention(12, H, device="meta", dtype=F64)
+    for parameter in layer.parameters():
+        assert parameter.is_meta
+        assert parameter.dtype == F64

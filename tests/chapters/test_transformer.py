@@ -1187,3 +1187,98 @@ rate: Any = transformer_learning_rate
 )
 def test_malformed_calls_get_clear_errors(call, error, message):
     assert_refused(call, error, message)
+
+
+# --- options reach every part --------------------------------------------------------
+
+
+@pytest.mark.parametrize("stack", [Encoder, Decoder])
+def test_options_reach_every_part(stack):
+    model = stack(D, H, HIDDEN, 2, norm="pre", dropout=0.25, bias=False)
+    assert not [name for name, _ in model.named_parameters() if name.endswith("bias")]
+    for layer in model.layers:
+        attentions = [x for x in layer.modules() if isinstance(x, MultiHeadAttention)]
+        assert [x.dropout for x in attentions] == [0.25] * (1 + (stack is Decoder))
+        assert layer.dropout.p == layer.feed_forward.dropout.p == 0.25
+
+
+def test_stacks_hand_their_masks_to_every_layer():
+    x, memory = randn(B, T, D), randn(B, S, D)
+    mask, memory_mask = torch.rand(T, T) < 0.7, torch.rand(T, S) < 0.7
+    for causal in (False, True):
+        encoder = Encoder(D, H, HIDDEN, 2, norm="post", dtype=F64)
+        one, other = encoder.layers
+        masks = {"mask": mask, "causal": causal}
+        assert same(encoder(x, **masks), other(one(x, **masks), **masks))
+        assert not same(encoder(x, **masks), encoder(x, mask=mask, causal=not causal))
+        decoder = Decoder(D, H, HIDDEN, 2, norm="post", dtype=F64)
+        one, other = decoder.layers
+        masks["memory_mask"] = memory_mask
+        found = decoder(x, memory, **masks)
+        assert same(found, other(one(x, memory, **masks), memory, **masks))
+        for name, changed in (
+            ("mask", None),
+            ("memory_mask", None),
+            ("causal", not causal),
+        ):
+            assert not same(found, decoder(x, memory, **{**masks, name: changed}))
+
+
+def test_an_untied_output_has_no_bias():
+    output = small_model(tied=False).output_proj
+    assert output is not None
+    assert output.bias is None
+
+
+def test_a_cache_takes_the_rows_of_the_beams_that_are_kept():
+    model, cache = small_model().eval(), DecoderCache(2)
+    source = SOURCE[:1].expand(2, -1)
+    prefixes = torch.tensor([[1, 5, 4], [1, 7, 6]])
+    memory = model.encode(source)
+    model.decode(prefixes, memory, source, cache=cache)
+    rows, last = torch.tensor([1, 1]), torch.tensor([[3], [8]])
+    cache.select(rows)
+    found = model.decode(last, memory, source, cache=cache)[:, 0]
+    again = torch.cat([prefixes[rows], last], dim=1)
+    assert same(found, model.decode(again, memory, source)[:, -1])
+
+
+def beam_search(model: Transformer, source: Tensor, beams: int) -> list[int]:
+    """Search with beams that decode all of their tokens anew, one beam at a time."""
+    kept = [([1], 0.0)]
+    for _ in range(7):
+        found = [x for x in kept if x[0][-1] == 2]
+        for tokens, total in kept:
+            if tokens[-1] != 2:
+                gains = model(source, torch.tensor([tokens]))[0, -1].log_softmax(-1)
+                found += [([*tokens, n], total + gains[n].item()) for n in range(1, 11)]
+        kept = sorted(found, key=lambda x: -x[1])[:beams]
+    # Of 4 + len, one is the begin token, which does not count.
+    return max(kept, key=lambda x: x[1] / ((4 + len(x[0])) / 6) ** 0.6)[0][1:]
+
+
+@pytest.mark.parametrize("beams", [1, 2, 3])
+def test_every_beam_continues_its_own_tokens(beams):
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = small_model(norm="post", tied=False, positions=None).eval()
+        with torch.no_grad():
+            for parameter in model.decoder.parameters():
+                parameter.normal_()
+            # What was written so far decides, rather than the source.
+            for layer in model.decoder.layers:
+                layer.cross_attention.output_proj.weight.zero_()
+            model.output_proj.weight.normal_(std=0.3)
+            options = {"begin": 1, "end": 2, "max_length": 7, "beams": beams}
+            (found,) = model.generate(SOURCE[:1], **options)
+            expected = beam_search(model, SOURCE[:1], beams)
+        assert [x for x in found.tolist() if x] == expected
+
+
+@pytest.mark.unhooked
+@bad_calls(
+    ("no width", lambda: FeedForward(0, 7), ValueError, "dim must be … got 0"),
+    ("no layers", lambda: DecoderCache(0), ValueError, "depth must be … got 0"),
+)
+def test_sizes_of_nothing_are_refused(call, error, message):
+    assert_refused(call, error, message)
