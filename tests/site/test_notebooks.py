@@ -58,7 +58,7 @@ def test_running_a_notebook_gives_its_committed_outputs(path: Path) -> None:
     committed = nbformat.read(path, as_version=4)
     again = nbformat.read(path, as_version=4)
     exact = len(code_cells(again)) if WHOLE else shorten(again)
-    NotebookClient(again, timeout=600).execute()
+    NotebookClient(again, timeout=3600 if WHOLE else 600).execute()
     cells = code_cells(committed)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     pairs = zip(cells, code_cells(again), strict=True)
