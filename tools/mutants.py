@@ -59,7 +59,7 @@ RANDOM = "tests/everywhere/test_fuzz.py"
 SEED = 0
 # How many seconds of tests a change must survive: its quickest, on an idle processor.
 SECONDS = 20.0
-TO_IMPORT = 99
+TO_IMPORT, BROKEN = 99, 98
 HOOKS = {"hooked": (), "unhooked": ("--jaxtyping-packages=",)}
 OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 OPTIONS += ("-Wignore::pytest.PytestAssertRewriteWarning",)
@@ -193,6 +193,12 @@ class Change(NamedTuple):
     mutant: Mutant
 
 
+def controls(changes: list[Change]) -> list[Change]:
+    """Return a change of each file that changes nothing, and that must survive."""
+    nothing = Mutant(0, 0, "", range(10_000))
+    return [Change(*x, nothing) for x in dict.fromkeys(x[:2] for x in changes)]
+
+
 class Session:
     """A pytest plugin that collects tests, and then does something else with them.
 
@@ -272,8 +278,19 @@ def renew(path: Path, source: str, changed: str) -> bool:
     (module,) = (
         x for x in sys.modules.values() if getattr(x, "__file__", 0) == str(path)
     )
-    to_code: Any = module.__spec__.loader.source_to_code  # type: ignore[union-attr]
-    old, new = (list(_codes(to_code(x.encode(), str(path)))) for x in (source, changed))
+    loader: Any = module.__spec__.loader  # type: ignore[union-attr]
+
+    def compiled(text: str) -> list[CodeType]:
+        # The hook that checks types changes the code; pytest's changes assertions only.
+        hooked = getattr(loader, "source_to_code", None)
+        found = (
+            hooked(text.encode(), str(path))
+            if hooked
+            else compile(text, str(path), "exec")
+        )
+        return list(_codes(found))
+
+    old, new = compiled(source), compiled(changed)
     places = [(code.co_qualname, code.co_firstlineno) for code in old]
     same = [code.co_qualname for code in new] == [name for name, _ in places]
     if not same or len(set(places)) < len(places):
@@ -356,6 +373,9 @@ class Copy:
             for file in {change.file for change in changes}:
                 functions(self.folder / BOOK / file)
             gc.freeze()  # or each fork would copy what it counts
+            for change in controls(changes):
+                if not self._survives(session, change, watched):
+                    raise RuntimeError(f"{change.file} fails without a change")
             for change in changes:
                 found.append(self._survives(session, change, watched))
                 line = f"{hook}: {show(self, change, found[-1])}\n"
@@ -424,11 +444,15 @@ class Copy:
                 code = work()
             except BaseException:
                 traceback.print_exc()
+                code = BROKEN
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == BROKEN:
+            raise RuntimeError(self.log.read_text("utf-8"))
+        return code
 
 
 def show(copied: Copy, change: Change, survived: bool | None) -> str:
@@ -446,6 +470,10 @@ def measure(copied: Copy, changes: list[Change]) -> list[Change]:
     for hook in HOOKS:
         found, watched = copied.survivors(hook, chapters, left)
         results = dict(zip(left, found, strict=True))
+        to_import = [change for change in left if results[change] is None]
+        for change in controls(to_import):
+            if not copied.imported(hook, change, watched):
+                raise RuntimeError(f"{change.file} fails without a change")
         for change, survived in results.items():
             if survived is None:
                 results[change] = copied.imported(hook, change, watched)
