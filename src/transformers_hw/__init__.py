@@ -12,6 +12,7 @@ from transformers_hw.attention import (
     dot_product_attention,
     padding_mask,
     softmax,
+    window_mask,
 )
 from transformers_hw.attention_as_convolution import (
     GaussianSelfAttention,
@@ -80,4 +81,5 @@ __all__ = [
     "dot_product_attention",
     "padding_mask",
     "softmax",
+    "window_mask",
 ]

@@ -16,6 +16,7 @@ and can return it, and PyTorch's fused kernel, which never stores $A$.
 """
 
 import math
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
@@ -29,10 +30,13 @@ from transformers_hw._engine.arguments import (
     check_lengths,
     check_one_dtype,
     check_scale,
+    check_sizes,
+    check_softcap,
 )
 from transformers_hw._engine.kernels import (
     LARGE_SCALE,
     autocast_off,
+    cap,
     fused_attention,
     fusible,
     hide,
@@ -43,6 +47,7 @@ from transformers_hw._engine.kernels import (
     widen,
 )
 from transformers_hw._engine.shapes import checked
+from transformers_hw._engine.windows import attend_in_blocks, in_blocks
 
 
 def _textbook_attention(
@@ -52,10 +57,12 @@ def _textbook_attention(
     mask: Bool[Tensor, "*#batch #q #k"] | None,
     bias: Float[Tensor, "*#batch #q #k"] | None,
     scale: float,
+    softcap: float | None,
     dropout: float,
 ) -> tuple[Float[Tensor, "*batch q v"], Float[Tensor, "*batch q k"]]:
     with autocast_off(query):
         scores = einsum(widen(query), widen(key), "... q d, ... k d -> ... q k")
+        scores, scale = cap(scores, scale, softcap)
         weights = softmax(scores, scale, mask=mask, bias=bias).to(value.dtype)
     output = einsum(F.dropout(weights, dropout), value, "... q k, ... k v -> ... q v")
     return output, weights
@@ -88,7 +95,10 @@ def dot_product_attention(
     mask: Bool[Tensor, "*#batch #q #k"] | None = None,
     bias: Float[Tensor, "*#batch #q #k"] | None = None,
     causal: bool = False,
+    window: int | None = None,
+    sinks: int = 0,
     scale: float | None = None,
+    softcap: float | None = None,
     dropout: float = 0.0,
     return_weights: bool = False,
 ) -> (
@@ -122,8 +132,17 @@ def dot_product_attention(
         causal: Whether a query sees only keys up to its own position, where the last
             query is aligned with the last key (see
             [`causal_mask`][transformers_hw.attention.causal_mask]).
+        window: $w$: a query sees only keys less than $w$ positions away, so at most
+            $w$ of them if `causal` (see
+            [`window_mask`][transformers_hw.attention.window_mask]). Unless the weights
+            or a mask or bias for single queries is asked for, time and memory grow
+            with the length, not with its square.
+        sinks: How many of the first keys a query sees whether or not they are in its
+            window.
         scale: $\beta \ge 0$, $1/\sqrt d$ by default; `math.inf` is hard attention, in
             which keys that tie share the weight.
+        softcap: $c > 0$, which bounds the scaled scores $s$ before the bias is added:
+            $c \tanh(s / c)$ lies between $-c$ and $c$. PyTorch's kernel cannot do this.
         dropout: Probability of dropping a weight. Dropout acts whenever this is not
             zero; a module passes zero when it is not training.
         return_weights: Whether to return the weights too. Otherwise PyTorch's fused
@@ -158,11 +177,21 @@ def dot_product_attention(
     check_one_dtype(query=query, key=key, value=value)
     check_dropout(dropout)
     beta = _scale(scale, query)
-    if not return_weights and fusible(beta):
+    check_softcap(softcap, beta)
+    if window is not None or sinks:
+        near = {"causal": causal, "window": window, "sinks": sinks}
+        if not return_weights and in_blocks(query, key, mask, bias, window, sinks):
+            options = {"scale": beta, "softcap": softcap, "dropout": dropout}
+            attend: Any = partial(dot_product_attention, **options)
+            return attend_in_blocks(attend, query, key, value, mask, **near)
+        mask, causal = _within(mask, query, key, **near), False
+    if not return_weights and softcap is None and fusible(beta):
         masks = {"mask": mask, "bias": bias, "causal": causal}
         return fused_attention(query, key, value, **masks, scale=beta, dropout=dropout)
-    mask = _with_causal(mask, query, key) if causal else mask
-    output, weights = _textbook_attention(query, key, value, mask, bias, beta, dropout)
+    mask = _within(mask, query, key) if causal else mask
+    output, weights = _textbook_attention(
+        query, key, value, mask, bias, beta, softcap, dropout
+    )
     return (output, weights) if return_weights else output
 
 
@@ -174,7 +203,10 @@ def attention_weights(
     mask: Bool[Tensor, "*#batch #q #k"] | None = None,
     bias: Float[Tensor, "*#batch #q #k"] | None = None,
     causal: bool = False,
+    window: int | None = None,
+    sinks: int = 0,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "*batch q k"]:
     r"""Return the attention weights of each query over the keys.
 
@@ -190,7 +222,10 @@ def attention_weights(
         mask: Where `True`, that query may see that key.
         bias: $B$, added to the scaled scores.
         causal: Whether later keys are hidden from earlier queries.
+        window: How far a query sees; see `dot_product_attention`.
+        sinks: How many of the first keys it sees beyond its window.
         scale: $\beta$, $1/\sqrt d$ by default; `math.inf` is hard attention.
+        softcap: Bound of the scaled scores.
 
     Returns:
         $A$, whose rows sum to one, or to zero where a query sees no key.
@@ -206,10 +241,15 @@ def attention_weights(
                 [0.3333, 0.3333, 0.3333]])
     """
     check_one_dtype(query=query, key=key)
-    mask = _with_causal(mask, query, key) if causal else mask
+    beta = _scale(scale, query)
+    check_softcap(softcap, beta)
+    if causal or window is not None or sinks:
+        near = {"causal": causal, "window": window, "sinks": sinks}
+        mask = _within(mask, query, key, **near)
     with autocast_off(query):
         scores = einsum(widen(query), widen(key), "... q d, ... k d -> ... q k")
-        return softmax(scores, _scale(scale, query), mask=mask, bias=bias)
+        scores, beta = cap(scores, beta, softcap)
+        return softmax(scores, beta, mask=mask, bias=bias)
 
 
 @checked
@@ -308,6 +348,65 @@ def causal_mask(
 
 
 @checked
+def window_mask(
+    queries: int,
+    keys: int | None = None,
+    *,
+    window: int,
+    causal: bool = True,
+    sinks: int = 0,
+    device: torch.device | str | None = None,
+) -> Bool[Tensor, "queries keys"]:
+    r"""Return a mask that lets each query see the keys near its own position.
+
+    $$
+    m_{ij} = \text{True} \iff |j - i'| < w \;\text{ or }\; j < s,
+    \qquad i' = i + (k - q)
+    $$
+
+    and, if `causal`, $j \le i'$ as well. As in
+    [`causal_mask`][transformers_hw.attention.causal_mask], the last query is aligned
+    with the last key. A causal window of $w$ holds $w$ keys: the query's own position
+    and the $w - 1$ before it.
+
+    Args:
+        queries: Number of queries $q$.
+        keys: Number of keys $k$, or `None` for as many as queries.
+        window: $w$, the least distance that is too far.
+        causal: Whether keys after the query are hidden.
+        sinks: $s$: the first keys that are seen from everywhere.
+        device: Where to put the mask.
+
+    Returns:
+        The mask, `True` where a query may see a key.
+
+    Raises:
+        ValueError: If `window` is not positive, or another number is negative.
+
+    Examples:
+        >>> window_mask(5, window=2, sinks=1).int()
+        tensor([[1, 0, 0, 0, 0],
+                [1, 1, 0, 0, 0],
+                [1, 1, 1, 0, 0],
+                [1, 0, 1, 1, 0],
+                [1, 0, 0, 1, 1]], dtype=torch.int32)
+
+    References:
+        Beltagy et al. (2020), [Longformer](https://arxiv.org/abs/2004.05150), section
+        3.1, for windows; Xiao et al. (2024), [Efficient Streaming Language Models with
+        Attention Sinks](https://arxiv.org/abs/2309.17453), section 3, for sinks.
+    """
+    keys = queries if keys is None else keys
+    check_lengths(queries=queries, keys=keys, sinks=sinks)
+    check_sizes(window=window)
+    key = torch.arange(keys, device=device)
+    query = torch.arange(queries, device=device) + (keys - queries)
+    ahead = key - rearrange(query, "q -> q 1")
+    seen = (abs(ahead) < window) | (key < sinks)
+    return seen & (ahead <= 0) if causal else seen
+
+
+@checked
 def padding_mask(
     lengths: Int[Tensor, " batch"], max_length: int | None = None
 ) -> Bool[Tensor, "batch max_length"]:
@@ -355,6 +454,19 @@ def _scale(scale: float | None, query: Tensor) -> float:
     return 1.0 / math.sqrt(query.shape[-1])
 
 
-def _with_causal(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    earlier = causal_mask(query.shape[-2], key.shape[-2], device=query.device)
-    return intersect(mask, earlier)
+def _within(
+    mask: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    sinks: int = 0,
+) -> Tensor | None:
+    sizes, device = (query.shape[-2], key.shape[-2]), query.device
+    if window is None:
+        if sinks:
+            raise ValueError(f"sinks={sinks} needs a window, got none.")
+        return intersect(mask, causal_mask(*sizes, device=device))
+    near = window_mask(*sizes, window=window, causal=causal, sinks=sinks, device=device)
+    return intersect(mask, near)

@@ -8,13 +8,14 @@ H_i = \operatorname{softmax}\!\left(\frac{X W_q^{(i)} (C W_k^{(i)})^\top}
 $$
 
 The queries come from $X$, the keys and values from the context $C$: with
-$C = X$ this is self-attention, otherwise cross-attention.
+$C = X$ this is self-attention, otherwise cross-attention. Several heads may share their
+keys and values, which makes the cache of a decoder smaller.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from einops import rearrange
@@ -22,18 +23,26 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
+    Factory,
     check_dropout,
+    check_eps,
+    check_lengths,
     check_scale,
     check_sizes,
+    check_softcap,
+    check_window,
     named_parts,
     share_of_head,
     warn_if_all_is_padding,
 )
+from transformers_hw._engine.groups import attend_in_groups
 from transformers_hw._engine.kernels import intersect
 from transformers_hw._engine.shapes import check_shape, checked
 from transformers_hw.attention import dot_product_attention
 
 PROJECTIONS = ("query", "key", "value", "output")
+QueryKeyNorm = Literal["layer", "rms"]
+NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 class KeyValueCache:
@@ -42,6 +51,19 @@ class KeyValueCache:
     The caller makes one per layer and passes it at each step; the layer appends to it
     and keeps nothing itself. The buffer doubles when it is full, so that $n$ steps
     copy $O(n)$ rows in all. It is meant for decoding, without gradients.
+
+    A layer that sees only a window needs no more than that: with `window`, the cache
+    forgets what no later query can see, and its size stays bounded.
+
+    Args:
+        window: Window of the layer, or `None` to keep everything.
+        sinks: How many of the first tokens to keep in any case.
+
+    Attributes:
+        length: Number of tokens that were appended.
+
+    Raises:
+        ValueError: If `window` is not positive or `sinks` is negative.
 
     Examples:
         >>> layer = MultiHeadAttention(8, 2).eval()
@@ -59,22 +81,30 @@ class KeyValueCache:
         5
     """
 
-    def __init__(self) -> None:
+    @checked
+    def __init__(self, *, window: int | None = None, sinks: int = 0) -> None:
+        if window is not None:
+            check_sizes(window=window)
+        check_lengths(sinks=sinks)
+        self.window, self.sinks = window, sinks
         self.length = 0
+        self._stored = 0
         self._key: Tensor | None = None
         self._value: Tensor | None = None
 
     def append(
         self, key: Float[Tensor, "b h n d"], value: Float[Tensor, "b h n v"]
     ) -> tuple[Float[Tensor, "b h k d"], Float[Tensor, "b h k v"]]:
-        """Append new keys and values, and return all stored so far.
+        """Append new keys and values, and return all that the new tokens may see.
 
         Raises:
             ValueError: If batch or heads differ from what is stored.
         """
-        self._key = self._stored(self._key, key)
-        self._value = self._stored(self._value, value)
+        self._forget()
+        self._key = self._extended(self._key, key)
+        self._value = self._extended(self._value, value)
         self.length += key.shape[2]
+        self._stored += key.shape[2]
         return self.read()
 
     def read(self) -> tuple[Float[Tensor, "b h k d"], Float[Tensor, "b h k v"]]:
@@ -85,14 +115,34 @@ class KeyValueCache:
         """
         if self._key is None or self._value is None:
             raise ValueError("the cache must hold keys and values, got an empty one.")
-        return self._key[:, :, : self.length], self._value[:, :, : self.length]
+        return self._key[:, :, : self._stored], self._value[:, :, : self._stored]
 
     def select(self, rows: Int[Tensor, " chosen"]) -> None:
         """Reorder the batch; beam search repeats some rows and drops others."""
         if self._key is not None and self._value is not None:
             self._key, self._value = self._key[rows], self._value[rows]
 
-    def _stored(self, buffer: Tensor | None, new: Tensor) -> Tensor:
+    def _select_columns(self, mask: Tensor | None) -> Tensor | None:
+        """Take the columns of stored tokens from a mask or bias of all tokens."""
+        if mask is None or self._stored == self.length or mask.shape[-1] == 1:
+            return mask
+        recent = self._stored - self.sinks
+        return torch.cat([mask[..., : self.sinks], mask[..., -recent:]], dim=-1)
+
+    def _forget(self) -> None:
+        """Drop what the next token cannot see."""
+        if self.window is None or self._key is None or self._value is None:
+            return
+        first, recent = self.sinks, self.window - 1
+        if self._stored > 2 * (first + recent) + 1:  # not at every step: it copies
+            last = slice(self._stored - recent, self._stored)
+            self._key, self._value = (
+                torch.cat([x[:, :, :first], x[:, :, last]], dim=2)
+                for x in (self._key, self._value)
+            )
+            self._stored = first + recent
+
+    def _extended(self, buffer: Tensor | None, new: Tensor) -> Tensor:
         b, h, n, width = new.shape
         if buffer is None:
             return new
@@ -101,12 +151,40 @@ class KeyValueCache:
                 "new keys and values must fit the cache's batch, heads and width, "
                 f"{(*buffer.shape[:2], buffer.shape[-1])}, got {(b, h, width)}."
             )
-        if self.length + n > buffer.shape[2]:
-            room = new.new_empty(b, h, 2 * (self.length + n), width)
-            room[:, :, : self.length] = buffer[:, :, : self.length]
+        if self._stored + n > buffer.shape[2]:
+            room = new.new_empty(b, h, 2 * (self._stored + n), width)
+            room[:, :, : self._stored] = buffer[:, :, : self._stored]
             buffer = room
-        buffer[:, :, self.length : self.length + n] = new
+        buffer[:, :, self._stored : self._stored + n] = new
         return buffer
+
+
+class HeadOptions(Factory, total=False):
+    """Keywords for what heads share, how far they see, and how large scores get.
+
+    Attributes:
+        kv_heads: Number of heads $g$ of keys and values, which must divide $h$; each
+            serves $h/g$ neighboring heads of queries. By default every head has its
+            own; one for all is multi-query attention.
+        qk_norm: Whether to normalize the queries and keys of each head, by
+            `"layer"` norm or by root mean square (`"rms"`), so that scores cannot grow
+            with their length.
+        qk_eps: Added to the variance in these norms, for numerical stability;
+            $10^{-6}$ by default.
+        window: How far a query sees, as in
+            [`dot_product_attention`][transformers_hw.attention.dot_product_attention].
+        sinks: How many of the first keys it sees beyond its window.
+        softcap: Bound of the scaled scores.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+    """
+
+    kv_heads: int | None
+    qk_norm: QueryKeyNorm | None
+    qk_eps: float
+    window: int | None
+    sinks: int
+    softcap: float | None
 
 
 @dataclass(frozen=True)
@@ -126,6 +204,18 @@ class MultiHeadAttentionConfig:
     bias: tuple[str, ...]
     scale: float | None
     dropout: float
+    kv_heads: int
+    qk_norm: QueryKeyNorm | None = None
+    qk_eps: float = 1e-6
+    window: int | None = None
+    sinks: int = 0
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise unless the options fit together."""
+        check_eps(self.qk_eps)
+        check_window(self.window, self.sinks)
+        check_softcap(self.softcap, 0.0 if self.scale is None else self.scale)
 
 
 class MultiHeadAttention(nn.Module):
@@ -147,12 +237,12 @@ class MultiHeadAttention(nn.Module):
             among `"query"`, `"key"`, `"value"`, `"output"`.
         scale: $\beta$ in place of $1/\sqrt{d_k}$; `math.inf` is hard attention.
         dropout: Probability of dropping a weight in training.
-        device: Device of the parameters.
-        dtype: Dtype of the parameters.
+        **options: Keywords of
+            [`HeadOptions`][transformers_hw.multi_head_attention.HeadOptions].
 
     Raises:
         ValueError: If a number is out of range, or `heads` does not divide `dim` and
-            `head_dim` is not given.
+            `head_dim` is not given, or `kv_heads` does not divide `heads`.
 
     Examples:
         >>> layer = MultiHeadAttention(12, heads=3)
@@ -165,7 +255,10 @@ class MultiHeadAttention(nn.Module):
 
     References:
         Vaswani et al. (2017), [Attention Is All You Need
-        ](https://arxiv.org/abs/1706.03762), section 3.2.2.
+        ](https://arxiv.org/abs/1706.03762), section 3.2.2; Ainslie et al. (2023), [GQA
+        ](https://arxiv.org/abs/2305.13245), section 2, for shared keys and values;
+        Henry et al. (2020), [Query-Key Normalization for Transformers
+        ](https://arxiv.org/abs/2010.04245), for normalized ones.
     """
 
     @checked
@@ -182,18 +275,22 @@ class MultiHeadAttention(nn.Module):
         bias: bool | Collection[str] = True,
         scale: float | None = None,
         dropout: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[HeadOptions],
     ) -> None:
         super().__init__()
+        settings: dict[str, Any] = {**options}
+        factory = {name: settings.pop(name, None) for name in ("device", "dtype")}
+        kv_heads = settings.pop("kv_heads", None)
         head_dim = share_of_head(dim, heads) if head_dim is None else head_dim
         context_dim = dim if context_dim is None else context_dim
         values_dim = context_dim if values_dim is None else values_dim
         value_head_dim = head_dim if value_head_dim is None else value_head_dim
         output_dim = dim if output_dim is None else output_dim
+        kv_heads = heads if kv_heads is None else kv_heads
         check_sizes(
             dim=dim,
             heads=heads,
+            kv_heads=kv_heads,
             context_dim=context_dim,
             values_dim=values_dim,
             head_dim=head_dim,
@@ -203,8 +300,12 @@ class MultiHeadAttention(nn.Module):
         check_dropout(dropout)
         if scale is not None:
             check_scale("scale", scale)
+        if heads % kv_heads:
+            raise ValueError(
+                f"kv_heads must divide heads, got {kv_heads} and {heads} heads."
+            )
         with_bias = named_parts("bias", bias, PROJECTIONS)
-        self.config = MultiHeadAttentionConfig(
+        self.config = config = MultiHeadAttentionConfig(
             dim,
             heads,
             context_dim,
@@ -215,20 +316,26 @@ class MultiHeadAttention(nn.Module):
             tuple(name for name in PROJECTIONS if name in with_bias),
             scale,
             dropout,
+            kv_heads,
+            **settings,
         )
         self.dim, self.context_dim, self.values_dim = dim, context_dim, values_dim
-        self.heads = heads
+        self.heads, self.kv_heads = heads, kv_heads
         self.scale = scale
         self.dropout = dropout
 
         def projection(name: str, inputs: int, outputs: int) -> nn.Linear:
             has_bias = name in with_bias
-            return nn.Linear(inputs, outputs, bias=has_bias, device=device, dtype=dtype)
+            return nn.Linear(inputs, outputs, bias=has_bias, **factory)
 
         self.query_proj = projection("query", dim, heads * head_dim)
-        self.key_proj = projection("key", context_dim, heads * head_dim)
-        self.value_proj = projection("value", values_dim, heads * value_head_dim)
+        self.key_proj = projection("key", context_dim, kv_heads * head_dim)
+        self.value_proj = projection("value", values_dim, kv_heads * value_head_dim)
         self.output_proj = projection("output", heads * value_head_dim, output_dim)
+        self.query_norm = self.key_norm = None
+        if config.qk_norm is not None:
+            norm = partial(NORMS[config.qk_norm], head_dim, config.qk_eps, **factory)
+            self.query_norm, self.key_norm = norm(), norm()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -269,6 +376,7 @@ class MultiHeadAttention(nn.Module):
         padding_mask: Bool[Tensor, "b keys"] | None = None,
         bias: Float[Tensor, "*#b_h #q #keys"] | None = None,
         causal: bool = False,
+        rotary: Callable[..., Tensor] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
     ) -> (
@@ -291,6 +399,9 @@ class MultiHeadAttention(nn.Module):
                 `(heads, q, k)`; relative positions enter here.
             causal: Whether a query sees only keys up to its own position, where the
                 last query is aligned with the last key.
+            rotary: What turns queries and keys by their positions, such as
+                [`RotaryPositions`][transformers_hw.positional_encoding.RotaryPositions].
+                It is called as `rotary(x, start=...)` with the position of the first.
             cache: Keys and values of earlier calls. Without a context, the new ones
                 are appended, and the queries see all; the masks then cover all. With
                 a context, the first call fills the cache, and later calls skip the
@@ -306,25 +417,37 @@ class MultiHeadAttention(nn.Module):
         """
         source = query if context is None else context
         contents = source if values is None else values
-        stored = 0 if cache is None or context is not None else cache.length
-        keys = stored + source.shape[1]
+        start = 0 if cache is None or context is not None else cache.length
         if padding_mask is not None:
+            keys = start + source.shape[1]
             check_shape("padding_mask", padding_mask, query.shape[0], keys)
             if cache is None:
                 warn_if_all_is_padding(padding_mask)
-            mask = intersect(mask, rearrange(padding_mask, "b k -> b 1 1 k"))
+        if cache is not None and cache.window is not None:
+            self._check_memory(cache)
+        turn = None if rotary is None else partial(rotary, start=start)
+        queries = self._prepared(query, self.query_proj, self.query_norm, turn)
         key, value = self._keys_and_values(
-            source, contents, padding_mask, cache, fixed=context is not None
+            source, contents, padding_mask, cache, turn, fixed=context is not None
         )
+        if cache is not None and context is None:
+            masks = (mask, bias, padding_mask)
+            mask, bias, padding_mask = map(cache._select_columns, masks)
+        if padding_mask is not None:
+            mask = intersect(mask, rearrange(padding_mask, "b k -> b 1 1 k"))
         attend = partial(
+            attend_in_groups,
             dot_product_attention,
-            self._split(self.query_proj(query)),
+            queries,
             key,
             value,
             mask=mask,
             bias=bias,
             causal=causal,
+            window=self.config.window,
+            sinks=self.config.sinks,
             scale=self.scale,
+            softcap=self.config.softcap,
             dropout=self.dropout if self.training else 0.0,
         )
         if not return_weights:
@@ -332,8 +455,30 @@ class MultiHeadAttention(nn.Module):
         heads, weights = attend(return_weights=True)
         return self.output_proj(self._join(heads)), weights
 
-    def _split(self, x: Tensor) -> Tensor:
-        return rearrange(x, "b n (h d) -> b h n d", h=self.heads)
+    def _prepared(
+        self,
+        x: Tensor,
+        projection: nn.Module,
+        norm: nn.Module | None,
+        turn: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
+        """Project tokens, split heads, normalize and rotate them."""
+        heads = self.heads if projection is self.query_proj else self.kv_heads
+        x = self._split(projection(x), heads)
+        x = x if norm is None else norm(x)
+        return x if turn is None else turn(x)
+
+    def _check_memory(self, cache: KeyValueCache) -> None:
+        """Raise if the cache forgets what the layer can still see."""
+        window, sinks = self.config.window, self.config.sinks
+        if window is None or cache.window < window or cache.sinks < sinks:  # type: ignore[operator]
+            raise ValueError(
+                f"the cache must keep a window of {window} and {sinks} sinks, as the "
+                f"layer sees them, got one that keeps {cache.window} and {cache.sinks}."
+            )
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return rearrange(x, "b n (h d) -> b h n d", h=heads)
 
     def _join(self, x: Tensor) -> Tensor:
         return rearrange(x, "b h n d -> b n (h d)")
@@ -344,6 +489,7 @@ class MultiHeadAttention(nn.Module):
         contents: Tensor,
         padding_mask: Tensor | None,
         cache: KeyValueCache | None,
+        turn: Callable[[Tensor], Tensor] | None,
         *,
         fixed: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -358,8 +504,8 @@ class MultiHeadAttention(nn.Module):
             padding = rearrange(~padding_mask[:, -source.shape[1] :], "b k -> b k 1")
             shared, source = contents is source, source.masked_fill(padding, 0.0)
             contents = source if shared else contents.masked_fill(padding, 0.0)
-        key = self._split(self.key_proj(source))
-        value = self._split(self.value_proj(contents))
+        key = self._prepared(source, self.key_proj, self.key_norm, turn)
+        value = self._prepared(contents, self.value_proj, None, None)
         return (key, value) if cache is None else cache.append(key, value)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:  # type: ignore[override]
@@ -374,4 +520,5 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         """Show the heads in `repr`."""
         scale = "" if self.scale is None else f", scale={self.scale}"
-        return f"{self.dim}, heads={self.heads}, dropout={self.dropout}{scale}"
+        shared = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
+        return f"{self.dim}, heads={self.heads}{shared}, dropout={self.dropout}{scale}"

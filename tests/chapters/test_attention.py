@@ -13,6 +13,8 @@ from einops import einsum, rearrange
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils.flop_counter import FlopCounterMode
 
 from transformers_hw import (
     attention_weights,
@@ -21,6 +23,7 @@ from transformers_hw import (
     padding_mask,
     softmax,
 )
+from transformers_hw.attention import window_mask
 
 F64 = torch.float64
 EXACT = {"rtol": 0.0, "atol": 1e-12}
@@ -197,12 +200,17 @@ def test_causal_mask_by_its_definition(queries, keys):
 
 def test_masks_are_made_where_they_are_needed():
     assert causal_mask(3, 5, device="meta").is_meta
+    assert window_mask(3, 5, window=2, device="meta").is_meta
     query, key = (torch.zeros(2, n, 7, device="meta") for n in (3, 5))
     for return_weights in (False, True):
         found = dot_product_attention(
             query, key, key, causal=True, return_weights=return_weights
         )
         assert (found[0] if return_weights else found).shape == (2, 3, 7)
+        near = dot_product_attention(
+            query, key, key, window=2, return_weights=return_weights
+        )
+        assert (near[0] if return_weights else near).is_meta
 
 
 def test_padding_mask_by_its_definition():
@@ -952,6 +960,110 @@ def test_nothing_to_attend_to_gives_zeros(with_bias, sizes, scale, return_weight
     assert attention_weights(query, key, **options).shape == (batch, q, k)
 
 
+# Windows, sinks and soft caps
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (3, 7), (6, 4)])
+def test_window_mask_by_its_definition(queries, keys, causal):
+    mask = window_mask(queries, keys, window=2, causal=causal, sinks=1)
+    for i, j in itertools.product(range(queries), range(keys)):
+        at = i + keys - queries
+        near = abs(j - at) < 2 or j < 1
+        assert mask[i, j] == (near and (j <= at or not causal))
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("queries", "keys", "window", "sinks", "softcap"),
+    [
+        (400, 400, 3, 0, None),
+        (301, 430, 70, 2, None),
+        (500, 500, 1, 5, 1.5),
+        (520, 500, 64, 0, None),
+        (130, 400, 30, 100, 0.7),
+    ],
+)
+def test_a_window_is_a_mask_however_long_the_sequence(
+    queries, keys, window, sinks, softcap, causal, padded
+):
+    query, key, value = (
+        torch.randn(2, 3, n, d, dtype=F64, requires_grad=True)
+        for n, d in ((queries, 4), (keys, 4), (keys, 5))
+    )
+    at = torch.arange(queries)[:, None] + keys - queries
+    ahead = torch.arange(keys) - at
+    seen = (abs(ahead) < window) | (torch.arange(keys) < sinks)
+    seen = seen & (ahead <= 0) if causal else seen
+    mask = torch.rand(2, 1, 1, keys) < 0.6 if padded else None
+    seen = seen if mask is None else seen & mask
+    scores = query @ key.mT / 2
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    powers = scores.exp() * seen
+    expected = powers @ value / powers.sum(-1, keepdim=True).clamp(min=1e-300)
+    options = {"mask": mask, "causal": causal, "window": window, "sinks": sinks}
+    options["softcap"] = softcap
+    up = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, (query, key, value), up)
+    for return_weights in (False, True):
+        found = dot_product_attention(
+            query, key, value, **options, return_weights=return_weights
+        )
+        output = found[0] if return_weights else found
+        assert torch.allclose(output, expected, **EXACT)
+        ours = torch.autograd.grad(output, (query, key, value), up)
+        for one, other in zip(ours, gradients, strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-10)
+    weights = attention_weights(query, key, **options)
+    assert torch.allclose(weights @ value, expected, **EXACT)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_within_a_window_the_cost_grows_with_the_length(softcap):
+    def multiplications(length: int) -> int:
+        query = torch.randn(1, 1, length, 8)
+        with FlopCounterMode(display=False) as counter:
+            dot_product_attention(
+                query, query, query, causal=True, window=40, softcap=softcap
+            )
+        return counter.get_total_flops()
+
+    assert multiplications(2048) == 2 * multiplications(1024) > 0
+    # A query is compared with at most two blocks of 64 and a window.
+    assert multiplications(1024) <= 2 * 2 * 1024 * (64 + 40) * 8
+
+
+def test_a_soft_cap_bounds_scores_and_leaves_small_ones_nearly_alone():
+    query, key = torch.tensor([[100.0]], dtype=F64), torch.tensor([[1.0], [-1.0]])
+    key = key.to(F64)
+    weights = attention_weights(query, key, scale=1.0, softcap=2.0)
+    assert torch.allclose(
+        weights[0, 0].log() - weights[0, 1].log(), torch.tensor(4.0, dtype=F64)
+    )
+    query, key, _ = queries_keys_values()
+    near = attention_weights(query, key, softcap=1e6)
+    assert torch.allclose(near, attention_weights(query, key), rtol=0, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_expresses_windows_sinks_and_soft_caps():
+    query, key, value = (torch.randn(2, 3, 96, d) for d in (16, 16, 16))
+
+    def near(b, h, q, k):
+        return (q >= k) & ((q - k < 20) | (k < 2))
+
+    def capped(score, b, h, q, k):
+        return 3.0 * torch.tanh(score / 3.0)
+
+    blocks = create_block_mask(near, None, None, 96, 96, device="cpu")
+    expected = flex_attention(query, key, value, score_mod=capped, block_mask=blocks)
+    found = dot_product_attention(
+        query, key, value, causal=True, window=20, sinks=2, softcap=3.0
+    )
+    assert torch.allclose(found, expected, rtol=0, atol=1e-6)
+
+
 def test_attention_weights_take_masks_and_biases():
     query, key, _ = queries_keys_values(2)
     mask, bias = torch.rand(5, 11) > 0.3, torch.randn(2, 5, 11, dtype=F64)
@@ -1079,6 +1191,16 @@ def attend(**changes: Any) -> Any:
      TypeError, "scale must be a number (math.inf selects the maximum), got Tensor."),
     ("dropout of everything", lambda: attend(dropout=1.0),
      ValueError, "dropout must be in [0, 1), got 1.0."),
+    ("a window of nothing", lambda: attend(window=0),
+     ValueError, "window must be a positive integer, got 0."),
+    ("sinks without a window", lambda: attend(sinks=2, causal=True),
+     ValueError, "sinks=2 needs a window, got none."),
+    ("a negative number of sinks", lambda: attend(window=2, sinks=-1),
+     ValueError, "sinks must be a nonnegative integer, got -1."),
+    ("a soft cap of zero", lambda: attend(softcap=0.0),
+     ValueError, "softcap must be positive and finite, got 0.0."),
+    ("a soft cap on hard attention", lambda: attend(softcap=2.0, scale=math.inf),
+     ValueError, "softcap needs a finite scale, got math.inf: hard attention."),
     ("PyTorch's name for causal", lambda: attend(is_causal=True),
      TypeError, "dot_product_attention() has no argument 'is_causal'; did you mean "
      "'causal'?"),

@@ -531,6 +531,76 @@ def test_a_cache_selects_rows_and_refuses_strangers():
         cache.append(key, value)
 
 
+# Shared keys and values, normalized queries and keys, windows
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_shared_keys_are_keys_that_repeat(kv_heads, queries):
+    """Multi-query and grouped-query attention, against heads with copies."""
+    shared = MultiHeadAttention(12, 6, kv_heads=kv_heads, context_dim=10, dtype=F64)
+    whole = MultiHeadAttention(12, 6, context_dim=10, dtype=F64)
+    for name, x in shared.state_dict().items():
+        if name.startswith(("key", "value")):
+            x = repeat(x, "(g d) ... -> (g r d) ...", g=kv_heads, r=6 // kv_heads)
+        whole.state_dict()[name].copy_(x)
+    x, context = (torch.randn(2, n, d, dtype=F64) for n, d in ((queries, 12), (7, 10)))
+    masks = {
+        "padding_mask": torch.rand(2, 7) < 0.8,
+        "mask": torch.rand(2, 6, queries, 7) < 0.7,
+        "bias": torch.randn(6, queries, 7, dtype=F64),
+    }
+    for chosen in ({}, masks, {"causal": True}):
+        expected, weights = whole(x, context, **chosen, return_weights=True)
+        assert torch.allclose(shared(x, context, **chosen), expected, **EXACT)
+        output, found = shared(x, context, **chosen, return_weights=True)
+        assert torch.allclose(output, expected, **EXACT)
+        assert torch.allclose(found, weights, **EXACT)
+    count = sum(p.numel() for p in shared.parameters())
+    assert count == 2 * 12 * 13 + 2 * 2 * kv_heads * 11
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_normalized_queries_and_keys_have_scores_that_lengths_do_not_change(kind):
+    layer = MultiHeadAttention(12, H, qk_norm=kind, qk_eps=0.0, bias=False, dtype=F64)
+    for norm in (layer.query_norm, layer.key_norm):
+        torch.nn.init.normal_(norm.weight)
+    x, context = torch.randn(B, Q, 12, dtype=F64), torch.randn(B, K, 12, dtype=F64)
+    _, weights = layer(x, context, return_weights=True)
+    assert torch.allclose(layer(9.0 * x, context, return_weights=True)[1], weights)
+    rows = []
+    for projection, norm, tokens in (
+        (layer.query_proj, layer.query_norm, x),
+        (layer.key_proj, layer.key_norm, context),
+    ):
+        heads = (tokens @ projection.weight.T).unflatten(-1, (H, 4))
+        if kind == "layer":
+            heads = heads - heads.mean(-1, keepdim=True)
+        size = heads.square().mean(-1, keepdim=True).sqrt()
+        rows.append(norm.weight * heads / size)
+    scores = torch.einsum("bqhd,bkhd->bhqk", *rows) / 2
+    assert torch.allclose(weights, scores.softmax(-1), **EXACT)
+
+
+@pytest.mark.parametrize("step", [1, 3, 8])
+@pytest.mark.parametrize(("window", "sinks"), [(4, 0), (1, 2), (5, 3)])
+def test_a_cache_of_a_window_forgets_and_decodes_the_same(window, sinks, step):
+    layer = MultiHeadAttention(12, 6, kv_heads=2, window=window, sinks=sinks, dtype=F64)
+    x, real = torch.randn(2, 40, 12, dtype=F64), torch.ones(2, 40).bool()
+    real[1, :7] = False
+    whole = layer(x, causal=True, padding_mask=real)
+    cache, outputs = KeyValueCache(window=window, sinks=sinks), []
+    for i in range(0, 40, step):
+        here = slice(i, i + step)
+        masks = {"causal": True, "padding_mask": real[:, : i + step]}
+        outputs.append(layer(x[:, here], **masks, cache=cache))
+    assert torch.allclose(torch.cat(outputs, dim=1), whole, **EXACT)
+    assert cache.length == 40
+    key, value = cache.read()
+    assert key.shape[:2] == value.shape[:2] == (2, 2)
+    assert key.shape[2] <= 2 * (window - 1 + sinks) + 1 + step
+
+
 def test_padding_hides_even_nan_and_infinity():
     layer = MultiHeadAttention(12, H, dtype=F64)
     x = tokens(B, Q, 12).requires_grad_()
@@ -594,12 +664,25 @@ LAYER, X = MultiHeadAttention(12, 3), torch.zeros(2, 5, 12)
      ValueError, "heads must be a positive integer, got 2.5."),
     ("no heads of a given width", lambda: MultiHeadAttention(12, 0, head_dim=4),
      ValueError, "heads must be a positive integer, got 0."),
+    ("values of no width", lambda: MultiHeadAttention(12, 3, value_head_dim=0),
+     ValueError, "value_head_dim must be a positive integer, got 0."),
     ("a negative scale", lambda: MultiHeadAttention(12, 3, scale=-1.0),
      ValueError, "scale must be zero or greater, got -1.0."),
     ("PyTorch's names", lambda: MultiHeadAttention(embed_dim=12, num_heads=3),
      TypeError, "MultiHeadAttention() has no argument 'embed_dim'; … mean 'dim'?"),
     ("a bias of no projection", lambda: MultiHeadAttention(12, 3, bias=("keys",)),
      ValueError, "bias must be True, False or names among ('query', … got ('keys',)."),
+    ("heads that do not share evenly", lambda: MultiHeadAttention(12, 3, kv_heads=2),
+     ValueError, "kv_heads must divide heads, got 2 and 3 heads."),
+    ("an unknown norm", lambda: MultiHeadAttention(12, 3, qk_norm="batch"),
+     ValueError, "qk_norm must be one of ('layer', 'rms', None), got 'batch'."),
+    ("sinks without a window", lambda: MultiHeadAttention(12, 3, sinks=2),
+     ValueError, "sinks=2 needs a window, got none."),
+    ("a cache that forgets too much",
+     lambda: LAYER(X, causal=True, cache=KeyValueCache(window=4)),
+     ValueError, "the cache must keep a window of None and 0 sinks, as the layer … 4"),
+    ("a cache without a window", lambda: KeyValueCache(window=0),
+     ValueError, "window must be a positive integer, got 0."),
     ("tokens without a batch", lambda: LAYER(X[0]),
      ValueError, "query must be (b, q, 12), got shape (5, 12)."),
     ("a context for another batch", lambda: LAYER(X, torch.zeros(3, 7, 12)),

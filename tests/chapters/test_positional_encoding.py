@@ -12,6 +12,10 @@ from einops import rearrange
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.llama import modeling_llama
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from transformers_hw import (
     LearnedPositions,
@@ -24,11 +28,17 @@ from transformers_hw import (
     attention_weights,
     dot_product_attention,
 )
+from transformers_hw._engine.kernels import exact_dtype
 from transformers_hw.positional_encoding import (
     AxialPositions2D,
+    BucketedPositions,
     OneHotPositions,
     PositionalEncoding,
-    _exact,
+    RotaryPositions,
+    RotaryPositions2D,
+    RotaryScaling,
+    alibi_bias,
+    alibi_slopes,
 )
 
 F64 = torch.float64
@@ -547,13 +557,139 @@ def test_differences_decrease_neither_with_the_pair_nor_with_the_distance():
 # What is left
 
 
+# Rotary positions, ALiBi and T5's buckets, against other people's programs
+
+
+def llama_rotary(x: Tensor, start: int, **settings: object) -> Tensor:
+    """Rotate queries or keys as Hugging Face's Llama does."""
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=8, rope_parameters=settings
+    )
+    rotary = modeling_llama.LlamaRotaryEmbedding(config)
+    positions = torch.arange(start, start + x.shape[-2])[None]
+    cos, sin = rotary(x.double(), positions)
+    return modeling_llama.apply_rotary_pos_emb(x, x, cos, sin)[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({"rope_type": "default", "rope_theta": 500.0}, {"base": 500.0}),
+        (
+            {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
+            {"scaling": RotaryScaling(3.0)},
+        ),
+        (
+            {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 40,
+            },
+            {"scaling": RotaryScaling(8.0, original_length=40)},
+        ),
+    ],
+    ids=["plain", "linear", "llama3"],
+)
+def test_rotary_positions_are_llamas(settings, options):
+    rotary = RotaryPositions(8, layout="halves", **options)
+    x = torch.randn(2, 3, 11, 8)
+    expected = llama_rotary(x, 5, **settings)
+    expected = expected.to(x.dtype)
+    assert torch.allclose(rotary(x, start=5), expected, rtol=0, atol=1e-5)
+
+
+def test_the_two_layouts_pair_other_features_of_the_same_rotation():
+    x = tokens(2, 5, 6)
+    order = torch.tensor([0, 2, 4, 1, 3, 5])  # pairs to halves
+    pairs = RotaryPositions(6)(x, start=3)
+    halves = RotaryPositions(6, layout="halves")(x[..., order], start=3)
+    assert torch.allclose(halves, pairs[..., order], **EXACT)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 50), st.sampled_from(["pairs", "halves"]))
+@settings(deadline=None, max_examples=25)
+def test_rotary_scores_depend_on_the_distance_alone(start, distance, layout):
+    rotary = RotaryPositions(6, layout=layout)
+    query, key = tokens(1, 8), tokens(1, 8)
+
+    def score(at: int) -> Tensor:
+        return rotary(query, start=at + distance) @ rotary(key, start=at).T
+
+    assert torch.allclose(score(start), score(0), rtol=0, atol=1e-9)
+    turned = rotary(query, start=start)
+    assert torch.allclose(turned.norm(), query.norm())
+    assert torch.equal(turned[:, 6:], query[:, 6:])  # beyond dim, features stay
+    positions = torch.tensor([start])
+    assert torch.equal(rotary(query, positions=positions), turned)
+
+
+def test_rotary_scores_on_a_grid_depend_on_both_offsets_alone():
+    rotary, query, key = RotaryPositions2D(8), tokens(8), tokens(8)
+    rows, columns = 5, 7
+    everywhere = torch.stack([query] * (rows * columns + 1))
+    queries = rotary(everywhere, (rows, columns))
+    keys = rotary(torch.stack([key] * (rows * columns + 1)), (rows, columns))
+    assert torch.equal(queries[0], query)  # a class token stays as it is
+    scores = rearrange(
+        queries[1:] @ keys[1:].T, "(i j) (k l) -> i j k l", i=rows, k=rows
+    )
+    # One row further down and one column to the right, both of them.
+    here, there = scores[:-1, :-1, :-1, :-1], scores[1:, 1:, 1:, 1:]
+    assert torch.allclose(here, there, **EXACT)
+    assert not torch.allclose(scores[0, 0, 1, 2], scores[0, 0, 2, 1])
+    # Each half is a line's rotation: the first by the row, the second by the column.
+    line = RotaryPositions(4)
+    by_row = line(query[None, :4], start=2)[0]
+    by_column = line(query[None, 4:], start=3)[0]
+    found = queries[1 + 2 * columns + 3]
+    assert torch.allclose(found, torch.cat([by_row, by_column]), **EXACT)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 20])
+def test_the_slopes_of_alibi_are_blooms(heads):
+    mask = torch.ones(1, 5)
+    theirs = build_alibi_tensor(mask, heads, torch.float32)[:, 0, :]
+    ours = alibi_slopes(heads)[:, None] * torch.arange(5)
+    assert torch.allclose(ours.float(), theirs, rtol=1e-6)
+
+
+def test_alibi_lowers_scores_by_the_distance_times_the_slope():
+    bias = alibi_bias(4, 3, 5)
+    for h, i, j in itertools.product(range(4), range(3), range(5)):
+        assert bias[h, i, j] == -(2.0 ** (-2 * (h + 1))) * abs(j - (i + 2))
+    query, key = tokens(4, 3, 6), tokens(4, 5, 6)
+    weights = attention_weights(query, key, bias=bias)
+    scores = query @ key.mT / math.sqrt(6) + bias
+    assert torch.allclose(weights, scores.softmax(-1), **EXACT)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (8, 20), (6, 50)])
+def test_buckets_are_t5s(buckets, distance, causal):
+    positions = BucketedPositions(
+        3, buckets=buckets, max_distance=distance, causal=causal
+    )
+    ahead = torch.arange(-300, 301)
+    theirs = T5Attention._relative_position_bucket(ahead, not causal, buckets, distance)
+    found = positions.bucket(ahead)
+    # Where the logarithm meets an integer, float32 may round either way.
+    assert (found != theirs).sum() <= 2
+    assert ((found - theirs).abs() <= 1).all()
+    bias = positions(4, 6)
+    expected = positions.weight[positions.bucket(torch.tensor(5 - 3))]
+    assert torch.equal(bias[:, 3, 5] * 0 + bias[:, 1, 5], expected)
+
+
 def test_an_encoding_shows_its_width_and_suits_its_device():
     shown = repr(SinusoidalPositions(4, base=100.0))
     assert shown == "SinusoidalPositions(4, combine='add', base=100)"
     assert SinusoidalPositions(4).embeddings(3, device="meta").device.type == "meta"
     # Apple's GPUs have no float64; the type is chosen before anything is made there.
-    assert _exact("mps") == torch.float32
-    assert _exact(None) == torch.float64
+    assert exact_dtype("mps") == torch.float32
+    assert exact_dtype(None) == torch.float64
 
 
 @pytest.mark.unhooked

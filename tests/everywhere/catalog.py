@@ -162,6 +162,12 @@ def _for_grid(module: nn.Module, x: Tensor) -> Tensor:
     return module(x.shape[1], x.shape[2])
 
 
+def _on_a_grid(module: nn.Module, x: Tensor) -> Tensor:
+    patches = rearrange(x, "b i j k -> b (i j) k")
+    turned = module(patches, (x.shape[1], x.shape[2]))
+    return rearrange(turned, "b (i j) k -> b i j k", i=x.shape[1])
+
+
 def _images(module: nn.Module, images: Tensor) -> Tensor:
     """Call with images given patch by patch: rows of 2 pixels, columns of 3."""
     pixels = rearrange(images, "b c rows i columns j -> b c (rows i) (columns j)")
@@ -215,6 +221,15 @@ def _positions() -> Iterator[Entry]:
     bias = partial(pe.RelativePositionBias, HEADS, 3)
     pair = _inputs(query="b n 11", key="b k 11")
     yield Entry("RelativePositionBias", bias, pair, f"{HEADS} n k", call=_for_lengths)
+    buckets = partial(pe.BucketedPositions, HEADS, buckets=8, max_distance=11)
+    yield Entry("BucketedPositions", buckets, pair, f"{HEADS} n k", call=_for_lengths)
+    wide = {"placed": False, "sizes": {"k": 13}}
+    rotary = partial(pe.RotaryPositions, 6, layout="halves")
+    yield Entry("RotaryPositions", rotary, _inputs(x="b n k"), "b n k", **wide)
+    cells = _inputs(x="b rows columns k")
+    rotary = partial(pe.RotaryPositions2D, 8)
+    grid = _family(cells, "b rows columns k", call=_on_a_grid, **wide)
+    yield grid("RotaryPositions2D", rotary)
 
 
 def _attentions() -> Iterator[Entry]:
@@ -227,6 +242,10 @@ def _attentions() -> Iterator[Entry]:
     yield layer("MultiHeadAttention causal, weights", call=both, **past)
     hard = partial(built, scale=math.inf)
     yield layer("MultiHeadAttention hard", hard, dropout=False, equivariant="n")
+    shared = partial(built, kv_heads=1, qk_norm="rms")
+    yield layer("MultiHeadAttention grouped, normalized", shared, equivariant="n")
+    near = partial(built, window=2, sinks=1, softcap=3.0, qk_norm="layer")
+    yield layer("MultiHeadAttention window", near, call=_with(causal=True), **past)
     widths = {"context_dim": 13, "values_dim": 17, "output_dim": 29}
     yield layer(
         "MultiHeadAttention cross",

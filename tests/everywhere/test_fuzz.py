@@ -79,7 +79,7 @@ def draw_attention(rng: Generator) -> dict[str, Any]:
         drawn = rng.integers(-3, 4, shape) if whole else size * rng.normal(size=shape)
         return torch.tensor(drawn, dtype=dtype)
 
-    return {
+    case = {
         "query": rows(*batch, q, d),
         "key": rows(*batch, k, d),
         "value": torch.tensor(rng.normal(size=(*batch, k, v)), dtype=dtype),
@@ -88,6 +88,9 @@ def draw_attention(rng: Generator) -> dict[str, Any]:
         "causal": bool(rng.random() < 0.4),
         "scale": scale,
     }
+    window = int(rng.integers(1, 6)) if rng.random() < 0.3 else None
+    sinks = int(rng.integers(3)) if window else 0
+    return case | {"window": window, "sinks": sinks}
 
 
 def broadcastable(rng: Generator, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -147,6 +150,12 @@ class Oracle:
         if case["causal"]:
             ahead = np.arange(shape[-1]) - np.arange(shape[-2])[:, None]
             seen &= ahead <= shape[-1] - shape[-2]
+        if case["window"] is not None:
+            ahead = np.arange(shape[-1]) - np.arange(shape[-2])[:, None]
+            ahead -= shape[-1] - shape[-2]
+            seen &= (abs(ahead) < case["window"]) | (
+                np.arange(shape[-1]) < case["sinks"]
+            )
         bias = np.zeros(shape)
         if case["bias"] is not None:
             bias += exactly(case["bias"])

@@ -1,5 +1,6 @@
 """Check what a signature cannot say; each error says what was wanted and what came."""
 
+import math
 import sys
 import warnings
 from collections.abc import Collection
@@ -101,6 +102,25 @@ def check_scale(name: str, scale: float) -> None:
         )
     if not scale >= 0.0:
         raise ValueError(f"{name} must be zero or greater, got {scale}.")
+
+
+def check_softcap(softcap: float | None, scale: float) -> None:
+    """Raise unless scores of this scale can be capped."""
+    if softcap is None:
+        return
+    if not 0.0 < softcap < math.inf:
+        raise ValueError(f"softcap must be positive and finite, got {softcap}.")
+    if scale == math.inf:
+        raise ValueError("softcap needs a finite scale, got math.inf: hard attention.")
+
+
+def check_window(window: int | None, sinks: int) -> None:
+    """Raise unless `window` is positive or `None`, and sinks belong to a window."""
+    if window is not None:
+        check_sizes(window=window)
+    check_lengths(sinks=sinks)
+    if sinks and window is None:
+        raise ValueError(f"sinks={sinks} needs a window, got none.")
 
 
 def check_token(name: str, token: int, vocab_size: int) -> None:
