@@ -1,19 +1,32 @@
 """Reading a model: what probes say, and that they leave no trace."""
 
+import base64
+import html
+import io
 import itertools
+import json
 import math
+import re
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
+import torchvision
+import transformers
 from bad_calls import assert_refused, bad_calls
 from einops import rearrange
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 
 from transformers_hw.attention_as_convolution import ImageBert
 from transformers_hw.multi_head_attention import MultiHeadAttention
@@ -24,6 +37,7 @@ from transformers_hw.probes import (
     capture_weights,
     patch_filters,
     position_similarity,
+    show,
 )
 from transformers_hw.self_attention import SelfAttention, ZeroPaddedSelfAttention
 from transformers_hw.transformer import DecoderCache, Encoder, Transformer
@@ -216,6 +230,286 @@ def test_compiled_models_are_recorded_too():
         assert calls(weights) == [1]
     assert_same(compiled(x), y)
     assert calls(weights) == [1]
+
+
+# --- capture_weights of other libraries' models ------------------------------------
+
+
+class Attends(nn.Module):
+    """Calls PyTorch's kernel with the options it was made with."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, **self.options)
+
+
+def kernel_weights(options: dict[str, Any], groups: int = 1) -> tuple[Tensor, Tensor]:
+    """Give the captured weights and the kernel's: its outputs if values are one-hot."""
+    query = torch.randn(2, 6, 5, 4, **DOUBLE)
+    key = torch.randn(2, 6 // groups, 7, 4, **DOUBLE)
+    one_hot = torch.eye(7, **DOUBLE).expand(2, 6 // groups, 7, 7)
+    expected = F.scaled_dot_product_attention(query, key, one_hot, **options)
+    layer = Attends(**options)
+    with capture_weights(layer) as weights:
+        assert torch.equal(layer(query, key, one_hot), expected)
+    return weights[""][0], expected
+
+
+@pytest.mark.parametrize(
+    ("options", "groups"),
+    [
+        ({}, 1),
+        ({"scale": 0.3}, 1),
+        ({"is_causal": True}, 1),
+        ({"enable_gqa": True}, 3),
+        ({"attn_mask": torch.randn(6, 5, 7, **DOUBLE)}, 1),
+        ({"attn_mask": torch.rand(2, 1, 5, 7) > 0.4}, 1),
+        ({"attn_mask": torch.arange(35).view(5, 7) > 9}, 1),  # a query that is blind
+        ({"attn_mask": causal_lower_right(5, 7)}, 1),
+        ({"attn_mask": torch.rand(5, 7) > 0.4, "enable_gqa": True, "scale": 2.0}, 2),
+    ],
+)
+def test_weights_of_the_fused_kernel_are_its_outputs_for_one_hot_values(
+    options, groups
+):
+    found, expected = kernel_weights(options, groups)
+    assert_same(found, expected)
+    assert expected.std() > 0.01
+
+
+def test_dropout_acts_on_the_output_and_not_on_the_captured_weights():
+    query, key = torch.randn(2, 3, 5, 4, **DOUBLE), torch.randn(2, 3, 7, 4, **DOUBLE)
+    layer = Attends(dropout_p=0.5)
+    torch.manual_seed(1)
+    expected = layer(query, key, key)
+    torch.manual_seed(1)
+    with capture_weights(layer) as weights:
+        assert torch.equal(layer(query, key, key), expected)
+    assert_same(weights[""][0], (query @ key.mT / 2).softmax(dim=-1))
+
+
+@pytest.mark.parametrize("name", ["vit", "vit_reg", "vit_qk_norm", "vit_map"])
+def test_weights_of_timm_are_those_of_its_unfused_path(name):
+    options = {
+        "vit": {},
+        "vit_reg": {"reg_tokens": 3, "no_embed_class": True},
+        "vit_qk_norm": {"qk_norm": True, "class_token": False, "global_pool": "avg"},
+        "vit_map": {"class_token": False, "global_pool": "map"},
+    }[name]
+    sizes = {"patch_size": 2, "embed_dim": 12, "depth": 3, "num_heads": 2}
+    model = timm.models.VisionTransformer((6, 10), num_classes=5, **sizes, **options)
+    model = model.double().eval()
+    images = torch.randn(2, 3, 6, 10, **DOUBLE)
+    logits = model(images)
+    layers = {n: m for n, m in model.named_modules() if hasattr(m, "fused_attn")}
+    dropped: dict[str, Tensor] = {}
+    for layer in layers.values():
+        layer.fused_attn = False
+    # Unfused, each layer hands its weights to dropout, or multiplies them at once.
+    hooks = [
+        layer.attn_drop.register_forward_hook(
+            lambda _, inputs, output, n=n: dropped.update({n: inputs[0]})
+        )
+        for n, layer in layers.items()
+        if hasattr(layer, "attn_drop")
+    ]
+    assert_same(model(images), logits)
+    for hook in hooks:
+        hook.remove()
+    for fused in (False, True):
+        for layer in layers.values():
+            layer.fused_attn = fused
+        with capture_weights(model) as weights:
+            assert_same(model(images), logits)
+        assert list(weights) == list(layers)
+        assert all(layer.fused_attn is fused for layer in layers.values())
+        for n, expected in dropped.items():
+            assert_same(weights[n][0], expected)
+    assert len(dropped) >= 3
+    if name == "vit_map":
+        assert weights["attn_pool"][0].shape == (2, 2, 1, 15)
+
+
+def test_weights_of_torchvision_are_those_that_its_layers_return():
+    model = torchvision.models.VisionTransformer(8, 2, 3, 2, 12, 17, num_classes=5)
+    nn.init.normal_(model.heads.head.weight)
+    model = model.double().eval()
+    images = torch.randn(2, 3, 8, 8, **DOUBLE)
+    inputs: dict[str, Tensor] = {}
+    for n, layer in model.named_modules():
+        if isinstance(layer, nn.MultiheadAttention):
+            layer.register_forward_pre_hook(
+                lambda _, args, n=n: inputs.__setitem__(n, args[0])
+            )
+    with torch.no_grad():
+        logits = model(images)
+        with capture_weights(model) as weights:
+            assert_same(model(images), logits)
+        asked = dict(inputs)
+        assert list(weights) == list(asked)
+        assert len(asked) == 3
+        for n, x in asked.items():
+            layer = model.get_submodule(n)
+            _, expected = layer(x, x, x, average_attn_weights=False)
+            assert_same(weights[n][0], expected)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("training", [False, True])
+def test_torch_layers_that_take_shortcuts_are_recorded(training):
+    layer = nn.TransformerEncoderLayer(12, 2, 17, batch_first=True, dropout=0.0)
+    stack = nn.TransformerEncoder(layer, 2).double().train(training)
+    x, padding = tokens(), torch.arange(5).expand(2, 5) >= torch.tensor([[4], [3]])
+    with torch.no_grad():
+        expected = stack(x, src_key_padding_mask=padding)
+        with capture_weights(stack) as weights:
+            found = stack(x, src_key_padding_mask=padding)
+    # Nested tensors come back as long as the longest sample.
+    found, expected = (y[~padding[:, : y.shape[1]]] for y in (found, expected))
+    assert_same(found, expected)
+    assert list(weights) == ["layers.0.self_attn", "layers.1.self_attn"]
+    _, first = stack.layers[0].self_attn(
+        x, x, x, key_padding_mask=padding, average_attn_weights=False
+    )
+    assert_same(weights["layers.0.self_attn"][0], first)
+
+
+def test_an_unbatched_or_blind_call_of_a_torch_layer_is_recorded():
+    layer, x = nn.MultiheadAttention(12, 3, **DOUBLE), torch.randn(5, 12, **DOUBLE)
+    with capture_weights(layer) as weights:
+        layer(x, x, x, need_weights=False)
+        blind = torch.eye(5).bool() | (torch.arange(5) == 2)[:, None]
+        y, _ = layer(x, x, x, attn_mask=blind, need_weights=False)
+    assert y.isfinite().all()
+    whole, masked = weights[""]
+    assert whole.shape == (1, 3, 5, 5)
+    seen = torch.ones(5, **DOUBLE).index_fill(0, torch.tensor(2), 0.0)
+    assert_same(masked.sum(dim=-1), seen.expand(1, 3, 5))
+    assert_same(masked.diagonal(dim1=-2, dim2=-1), torch.zeros(1, 3, 5, **DOUBLE))
+
+
+SMALL = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
+HUGGING_FACE = {
+    "ViTModel": lambda: transformers.ViTConfig(
+        **SMALL, image_size=(6, 10), patch_size=2, intermediate_size=17
+    ),
+    "BertModel": lambda: transformers.BertConfig(
+        **SMALL, vocab_size=11, intermediate_size=17, max_position_embeddings=9
+    ),
+    "GPT2Model": lambda: transformers.GPT2Config(
+        vocab_size=11, n_positions=9, n_embd=12, n_layer=2, n_head=3
+    ),
+    "LlamaModel": lambda: transformers.LlamaConfig(
+        vocab_size=11,
+        hidden_size=24,
+        intermediate_size=17,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        pad_token_id=0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+@torch.no_grad()
+def test_weights_of_hugging_face_are_those_that_it_returns_eagerly(name, monkeypatch):
+    made = getattr(transformers, name)
+    eager, fused = (
+        made._from_config(HUGGING_FACE[name](), attn_implementation=path)
+        for path in ("eager", "sdpa")
+    )
+    eager, fused = eager.double().eval(), fused.double().eval()
+    for parameter in eager.parameters():
+        parameter.normal_(0.0, 0.3)
+    fused.load_state_dict(eager.state_dict())
+    if name == "ViTModel":
+        inputs = {"pixel_values": torch.randn(2, 3, 6, 10, **DOUBLE)}
+    else:
+        inputs = {
+            "input_ids": torch.randint(1, 11, (2, 7)),
+            "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7]),
+        }
+    with monkeypatch.context() as patched:
+        # Some of its eager layers round to single precision in the softmax.
+        softmax = F.softmax
+        patched.setattr(F, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
+        expected = eager(**inputs, output_attentions=True).attentions
+    plain = fused(**inputs).last_hidden_state
+    with capture_weights(fused) as weights:
+        assert torch.equal(fused(**inputs).last_hidden_state, plain)
+    assert len(weights) == len(expected) == 2
+    real = inputs.get("attention_mask", torch.ones(2, expected[0].shape[2])).bool()
+    for (found,), wanted in zip(weights.values(), expected, strict=True):
+        # What padding itself attends to is nobody's business.
+        assert_same(found.transpose(1, 2)[real], wanted.transpose(1, 2)[real])
+        assert wanted.std() > 0.01
+
+
+@torch.no_grad()
+def test_weights_of_grouped_heads_while_decoding_have_an_axis_of_heads():
+    config = HUGGING_FACE["LlamaModel"]()
+    model = transformers.LlamaModel._from_config(config, attn_implementation="sdpa")
+    model = model.double().eval()
+    ids, mask = torch.randint(1, 11, (2, 5)), torch.ones(2, 5, dtype=torch.long)
+    mask[0, 0] = 0
+    with capture_weights(model) as whole:
+        model(ids, attention_mask=mask)
+    past = model(ids[:, :4], attention_mask=mask[:, :4]).past_key_values
+    with capture_weights(model) as step:
+        model(ids[:, 4:], attention_mask=mask, past_key_values=past)
+    for name, (found,) in step.items():
+        assert found.shape == (2, 6, 1, 5)
+        assert_same(found, whole[name][0][:, :, 4:])
+
+
+def test_captures_of_other_models_can_be_nested_and_leave_no_trace():
+    model = nn.Sequential(Attending(), Attending())
+    x = tokens()
+    with capture_weights(model) as outer:
+        with capture_weights(model[1]) as inner:
+            model(x)
+        with pytest.raises(AssertionError):
+            model(x[..., :7])
+        model(x)
+    F.scaled_dot_product_attention(x, x, x)
+    assert {name: len(calls) for name, calls in outer.items()} == {
+        "0.inner": 2,
+        "1.inner": 2,
+    }
+    assert list(inner) == ["inner"]
+    assert torch.equal(inner["inner"][0], outer["1.inner"][0])
+    assert hooks(model) == 0
+
+
+class Attending(nn.Module):
+    """Holds torch's layer, as other people's models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(12, 3, batch_first=True, **DOUBLE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+class OwnSoftmax(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.mT).softmax(dim=-1) @ x
+
+
+def test_attention_that_cannot_be_captured_is_refused_by_name():
+    model = OwnSoftmax()
+    wanted = "OwnSoftmax ran no attention that could be captured"
+    with pytest.raises(ValueError, match=wanted), capture_weights(model):
+        model(tokens())
+    assert hooks(model) == 0
+    with capture_weights(model) as weights:
+        pass  # A model that does not run has nothing to be refused for.
+    assert weights == {}
 
 
 # --- attention_rollout -------------------------------------------------------------
@@ -473,11 +767,167 @@ def test_filters_are_images_of_length_one_with_a_settled_sign():
         assert_same(patch_filters(embedding, 1)[0], target / 5.0)
 
 
+# --- show --------------------------------------------------------------------------
+
+
+def softmaxed(*shape: int) -> Tensor:
+    return (3 * torch.randn(*shape, **DOUBLE)).softmax(dim=-1)
+
+
+def embedded(page: str) -> tuple[dict[str, Any], list[Tensor]]:
+    """Read the data of a page and the weights of each layer, as the page does."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)<', page, re.S)
+    assert found
+    data = json.loads(found[1])
+    q = len(data["queries"]["labels"])
+    k = len((data["keys"] or data["queries"])["labels"])
+    layers = []
+    for i, layer in enumerate(data["layers"]):
+        found = re.search(rf'id="layer-{i}">(.*?)<', page, re.S)
+        assert found
+        stored, count = base64.b64decode(found[1]), len(layer["maps"]) * q
+        peaks = np.frombuffer(stored, "<f4", count).astype(float)
+        codes = np.frombuffer(stored, f"<u{data['bits'] // 8}", offset=4 * count)
+        top = 2 ** data["bits"] - 1
+        weights = peaks[:, None] * codes.reshape(count, k) / top
+        layers.append(torch.from_numpy(weights.reshape(-1, q, k)))
+    return data, layers
+
+
+def cells(svg: str) -> list[float]:
+    tree = ElementTree.fromstring(svg)
+    rects = tree.iter("{http://www.w3.org/2000/svg}rect")
+    return [float(rect.attrib["data-weight"]) for rect in rects]
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_page_holds_the_weights_the_mean_and_the_rollout(bits):
+    weights = [softmaxed(2, heads, 7, 7) for heads in (3, 5)]
+    weights[1][:, :, 2] = 0.0
+    view = show(weights, torch.rand(2, 1, 4, 6), sample=1, bits=bits)
+    data, layers = embedded(view.html())
+    assert data["queries"]["grid"] == [2, 3]
+    assert data["queries"]["lead"] == 1
+    assert data["bits"] == view.bits == bits
+    for i, (found, layer) in enumerate(zip(layers, weights, strict=True)):
+        rollout = attention_rollout(weights[: i + 1])[1:]
+        mean = layer[1:].mean(dim=1)
+        expected = torch.cat([mean, rollout, layer[1]])
+        names = [one["name"] for one in data["layers"][i]["maps"]]
+        assert names == [
+            "mean",
+            "rollout",
+            *(f"head {h}" for h in range(len(layer[1]))),
+        ]
+        steps = 2 * (2**bits - 1)
+        limit = expected.amax(dim=-1, keepdim=True) / steps + 1e-7
+        assert ((found - expected).abs() <= limit).all()
+        distances = attention_distance(expected, (2, 3), patch_size=2)
+        shown = [one["distance"] for one in data["layers"][i]["maps"]]
+        assert shown == [f"{x:.1f}" for x in distances.tolist()]
+
+
+def test_weights_of_many_kinds_of_models_are_shown():
+    image = torch.rand(3, 8, 12)
+    for lead, options in ((0, {}), (1, {}), (5, {}), (3, {"class_token": False})):
+        view = show([softmaxed(1, 2, 6 + lead, 6 + lead)], image, **options)
+        data, _ = embedded(view.html())
+        names = ["class token"] * ("class_token" not in options and lead > 0)
+        names += [f"register {i}" for i in range(lead - len(names))]
+        assert data["queries"]["labels"][:lead] == names
+        assert data["queries"]["labels"][lead:][4] == "row 1, column 1"
+        assert data["query"] == (0 if lead else 4)
+    # Patches that are not square; and attention that pools patches into one token.
+    data, _ = embedded(show([softmaxed(1, 2, 7, 7)], image, grid=(1, 6)).html())
+    assert data["queries"]["lead"] == 1
+    data, _ = embedded(show([softmaxed(1, 2, 1, 6)], ["pool"], image).html())
+    assert (data["queries"]["labels"], data["keys"]["grid"]) == (["pool"], [2, 3])
+    # Attention over the grid itself has two axes for each token, with a batch or not.
+    for shape in ((3, 2, 3, 2, 3), (4, 3, 2, 3, 2, 3)):
+        weights = softmaxed(*shape)
+        _, (layer,) = embedded(show([weights], image[0], sample=-1).html())
+        last = weights[-1] if len(shape) == 6 else weights
+        assert (layer[4] - last[2].reshape(6, 6)).abs().max() < 1e-5
+
+
+def test_layers_and_heads_are_chosen_by_name_or_index():
+    weights = {f"{part}.{i}": [softmaxed(1, 3, 5, 5)] for part in "ab" for i in (0, 1)}
+    words = ["one", "two", "three", "four", "<five>"]
+    whole = attention_rollout(weights)[0]
+    for layers, names in (
+        ("b.", ["b.0", "b.1"]),
+        (["b.1", "a.0"], ["b.1", "a.0"]),
+        ([-1, 0], ["b.1", "a.0"]),
+    ):
+        view = show(weights, words, layers=layers, heads=[2])
+        data, found = embedded(view.html())
+        assert [layer["name"] for layer in data["layers"]] == names
+        assert [one["name"] for one in data["layers"][0]["maps"]][2:] == ["head 2"]
+        assert data["layers"][0]["maps"][0]["distance"] is None
+        at = names.index("b.1")
+        (layer,) = weights["b.1"]
+        assert (found[at][0] - layer[0].mean(dim=0)).abs().max() < 1e-5
+        assert (found[at][1] - whole).abs().max() < 1e-5
+        assert (found[at][2] - layer[0, 2]).abs().max() < 1e-5
+
+
+def test_a_drawing_holds_the_exact_weights():
+    weights = [softmaxed(2, 3, 7, 7), softmaxed(2, 3, 7, 7)]
+    view = show(weights, torch.rand(1, 4, 6))
+    for query, head in ((0, 2), (5, 0)):
+        drawn = cells(view.svg(layer=0, head=head, query=query))
+        assert drawn == pytest.approx(weights[0][0, head, query].tolist(), rel=1e-5)
+    drawn = cells(view.svg(head="rollout"))
+    assert drawn == pytest.approx(attention_rollout(weights)[0, 0].tolist(), rel=1e-5)
+    crossed = softmaxed(1, 2, 3, 5)
+    view = show([crossed], ["<a>", "&", '"'], list("vwxyz"))
+    expected = crossed[0, 1].flatten().tolist()
+    assert cells(view.svg(head=1)) == pytest.approx(expected, rel=1e-5)
+    assert "&lt;a&gt;" in view.svg()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_image_in_the_page_is_the_given_one(channels):
+    pixels = torch.randint(0, 256, (channels, 4, 6), dtype=torch.uint8)
+    scaled = pixels.double() / 255
+    low, high = scaled.min(), scaled.max()
+    stretched = (255 * (scaled - low) / (high - low)).round()
+    for image, expected in (
+        (pixels, pixels),
+        (scaled, pixels),
+        (7 * scaled - 3, stretched),
+    ):
+        data, _ = embedded(show([softmaxed(1, 2, 6, 6)], image).html())
+        png = base64.b64decode(data["queries"]["image"].partition(",")[2])
+        found = torch.from_numpy(np.array(Image.open(io.BytesIO(png)))).view(4, 6, -1)
+        assert torch.equal(rearrange(found, "h w c -> c h w"), expected.byte())
+
+
+def test_a_page_is_one_file_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    view = show([softmaxed(1, 2, 3, 3)], ["a", "b", "</script>"], title="<i>&")
+    path = view.save(tmp_path / "new" / "view.html")
+    page = path.read_text("utf-8")
+    assert "<title>&lt;i&gt;&amp;</title>" in page
+    assert page.count("</script>") == page.count("<script")
+    assert not re.search(r'(?:src|href)="(?!data:|\$\{)|url\(["\']?http|@import', page)
+    framed = view._repr_html_()
+    assert html.unescape(framed.split('"')[1]) == page
+    assert repr(view) == "AttentionView(1 layers, 3 queries, 3 keys)"
+    monkeypatch.setattr(Path, "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        view.save(path)
+    assert [one.name for one in path.parent.iterdir()] == ["view.html"]
+    assert path.read_text("utf-8") == page
+
+
 # --- malformed calls ---------------------------------------------------------------
 
 
 capture: Any = capture_weights
 filters: Any = patch_filters
+shown: Any = show
+EVEN = torch.full((2, 3, 5, 5), 0.2)
+GRAY = torch.rand(1, 4, 4)
 
 
 def rollout(*shapes: tuple[int, ...]) -> Tensor:
@@ -510,6 +960,63 @@ def distance(n: int, grid: Any = (2, 3), **options: Any) -> Tensor:
         lambda: rollout((2, 3, 5, 5), (2, 3, 7, 7)),
         ValueError,
         "(2, heads, 5, 5), got shape (2, 3, 7, 7)",
+    ),
+    ("no maps", lambda: shown([], GRAY), ValueError, "for each layer, got none"),
+    ("a tensor", lambda: shown(EVEN, GRAY), TypeError, "recorded, or a … got torch.fl"),
+    ("bytes", lambda: shown([EVEN.byte()], GRAY), TypeError, "layer 0 must be a fl"),
+    ("sample", lambda: shown([EVEN], GRAY, sample=2), ValueError, "from 0 to 1, got 2"),
+    ("head", lambda: shown([EVEN], GRAY, heads=[3]), ValueError, "from 0 to 2, got 3"),
+    ("words", lambda: shown([EVEN], ["a"] * 4), ValueError, "each of 5, got 4"),
+    ("a word", lambda: shown([EVEN], "abcde"), TypeError, "list of tokens … got str"),
+    ("negative", lambda: shown([-EVEN], GRAY), ValueError, "zero or greater, got -0.2"),
+    ("nan", lambda: shown([EVEN / 0 * 0], GRAY), ValueError, "must be finite and zero"),
+    ("layer", lambda: shown([EVEN], GRAY, layers="x"), ValueError, "some of ['layer 0"),
+    ("name", lambda: shown([EVEN], GRAY, layers=["x"]), ValueError, "among … got 'x'"),
+    ("bits", lambda: shown([EVEN], GRAY, bits=4), ValueError, "(8, 16, None), got 4"),
+    ("five axes", lambda: shown([EVEN[0, 0]], GRAY), ValueError, "(b, heads, q, k), g"),
+    ("channels", lambda: shown([EVEN], EVEN[0, :2]), ValueError, "three channels, got"),
+    (
+        "patches",
+        lambda: shown([EVEN], torch.rand(3, 7)),
+        ValueError,
+        "grid must be giv",
+    ),
+    (
+        "grid 9",
+        lambda: shown([EVEN], GRAY, grid=(3, 3)),
+        ValueError,
+        "tokens, 5, got 3",
+    ),
+    ("keyword", lambda: shown([EVEN], GRAY, layer=1), TypeError, "mean 'layers'"),
+    (
+        "no context",
+        lambda: shown([EVEN[:, :, :2]], ["a", "b"]),
+        ValueError,
+        "square unless context is given, got 2 queries and 5 keys",
+    ),
+    (
+        "unlike layers",
+        lambda: shown({"a": [EVEN], "b": [EVEN[:, :, :2]]}, GRAY),
+        ValueError,
+        "weights of b must be (b, heads, 5, 5), as those of a, got shape (2, 3, 2, 5)",
+    ),
+    (
+        "too large",
+        lambda: shown([torch.full((1, 7, 999, 999), 0.5)] * 4, ["a"] * 999),
+        ValueError,
+        "at most 32 MB in the page, got 48 MB; layers, heads and bits=8 make them",
+    ),
+    (
+        "drawn head",
+        lambda: shown([EVEN], GRAY).svg(head=3),
+        ValueError,
+        "head must be one of ('mean', 'rollout', 'head 0', … got 3",
+    ),
+    (
+        "drawn query",
+        lambda: shown([EVEN], GRAY).svg(query=5),
+        ValueError,
+        "query must be from 0 to 4, got 5",
     ),
     (
         "integers",
