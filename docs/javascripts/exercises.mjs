@@ -58,6 +58,11 @@ function heard({ data }) {
 
 function check(box, button) {
   if (busy) return;
+  const text = given(box);
+  if (!text.trim()) {
+    report(box, box.dataset.kind === "Choice" ? "Choose an answer first." : "Type an answer first.", "wrong");
+    return;
+  }
   busy = { box, button, timer: 0 };
   button.disabled = true;
   report(box, worker ? "Checking …" : "Loading Python (9 MB, once) …", "waiting");
@@ -66,14 +71,28 @@ function check(box, button) {
     worker.onmessage = heard;
     worker.onerror = () => heard({ data: { state: "failed", text: "the Worker did not start" } });
   }
-  worker.postMessage({ name: box.dataset.exercise, text: given(box) });
+  worker.postMessage({ name: box.dataset.exercise, text });
 }
 
 function mark(box) {
   box.closest("details.exercise").classList.toggle("solved", solved().has(box.dataset.exercise));
 }
 
+function indent(area) {
+  // The next line begins where this one does, four spaces further after a colon.
+  const line = area.value.slice(0, area.selectionStart).split("\n").at(-1);
+  const spaces = line.match(/^ */)[0] + (/:\s*$/.test(line) ? "    " : "");
+  area.setRangeText("\n" + spaces, area.selectionStart, area.selectionEnd, "end");
+  area.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
 function editing(area) {
+  // Keyboards of phones have no Tab and do not name Enter; this event they do send.
+  area.addEventListener("beforeinput", event => {
+    if (event.inputType !== "insertLineBreak" && event.inputType !== "insertParagraph") return;
+    event.preventDefault();
+    indent(area);
+  });
   // Tab indents; Escape and then Tab leave the editor, as screen readers announce.
   let leaving = false;
   area.addEventListener("keydown", event => {
@@ -97,12 +116,21 @@ function add(box) {
     button.textContent = text;
     button.addEventListener("click", () => action(button));
     buttons.append(button);
+    return button;
   };
   make("Check", button => check(box, button));
   if (area) {
     const first = area.value;
-    make("Start over", () => { area.value = first; report(box, "", ""); });
+    let kept = null;
+    const again = make("Start over", button => {
+      if (kept === null && area.value === first) return report(box, "", "");
+      [area.value, kept] = kept === null ? [first, area.value] : [kept, null];
+      button.textContent = kept === null ? "Start over" : "Bring my text back";
+      report(box, "", "");
+    });
+    area.addEventListener("input", () => { kept = null; again.textContent = "Start over"; });
     area.setAttribute("aria-description", "Tab indents. To leave the editor, press Escape, then Tab.");
+    for (const name of ["autocapitalize", "autocomplete", "autocorrect"]) area.setAttribute(name, "off");
     editing(area);
   }
   const out = document.createElement("output");
