@@ -4,12 +4,13 @@ import csv
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import transformers_hw.exercises as book
-from transformers_hw.exercises import check, check_source, load, terminal
+from transformers_hw.exercises import check, check_source, load, stub, terminal
 from transformers_hw.exercises.grading import exercise_of, grade
 from transformers_hw.exercises.isolation import Limits, check_file
 from transformers_hw.exercises.kinds import Choice, Code, Outcome, decode, encode, plain
@@ -168,7 +169,7 @@ def test_the_command_grades_a_folder_and_writes_tables(
     write(tmp_path, "=cmd()<b>", "softmax = None")
     (tmp_path / "late").mkdir()
     assert main(["grade", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    assert "3 students, 3 answers" in capsys.readouterr().out
+    assert "3 students, 1 exercise: " in capsys.readouterr().out
     with (tmp_path / "out/grades.csv").open(encoding="utf-8") as file:
         rows = {row["student"]: row for row in csv.DictReader(file)}
     assert rows["anna"]["points"] == "1"
@@ -176,7 +177,8 @@ def test_the_command_grades_a_folder_and_writes_tables(
     assert rows["late"]["feedback"] == "Not handed in."
     page = (tmp_path / "out/grades.html").read_text("utf-8")
     assert "&lt;b&gt;" in page
-    assert "1 of 1" in page
+    assert "<td class=right><b>1 of 1</b> It agrees" in page
+    assert "<td><b>0 of 1</b> Not handed in." in page
     for folder, said in ((tmp_path / "none", "must have a subfolder"),
                          (tmp_path / "out", "must have a subfolder")):  # fmt: skip
         with pytest.raises(SystemExit):
@@ -200,6 +202,8 @@ def test_numbers_and_choices_are_checked_from_files(tmp_path: Path) -> None:
     assert check_file(choice, path).passed
     path.write_text("answer = 'z'")
     assert "was expected, got 'z'" in check_file(choice, path).sentence
+    path.write_text("answer = ...")
+    assert "There is no answer yet" in check_file(choice, path).sentence
     path.write_text("")
     assert "defines no 'answer'" in check_file(choice, path).sentence
 
@@ -237,6 +241,72 @@ def test_answers_are_explained_whatever_they_return() -> None:
     assert not check_source(NAME, text).passed
     assert "defines no 'softmax'" in check_source(NAME, "x = 1").sentence
     assert "ValueError: no" in check_source(NAME, "raise ValueError('no')").sentence
+
+
+def test_numbers_may_have_separators_and_near_misses_are_told() -> None:
+    name = "multi_head_attention/parameters"
+    assert check_source(name, "1,050,624").passed
+    assert "such as 2.5 was expected" in check_source(name, "1,05").sentence
+    assert "1050112 is close" in check_source(name, "1050112").sentence
+    assert check_source(name, "12").sentence == "12 is not the number."
+
+
+def test_results_of_another_type_are_named() -> None:
+    def said(name: str, result: Any) -> str:
+        return check(name, lambda *_: result).sentence
+
+    assert "is complex" in said(NAME, np.zeros((2, 3), complex))
+    assert "holds numbers" in said("attention/causal_mask", np.full((3, 3), -np.inf))
+    assert "True or False" in said("self_attention/equivariance", False)
+
+    def careless(scores: Any, scale: Any) -> Any:
+        scores += 1
+        return scores
+
+    assert "also changes its argument scores" in check(NAME, careless).sentence
+
+
+def test_a_question_in_a_title_gets_no_full_stop() -> None:
+    assert stub("attention/why_scale").startswith('"""Why divide by √d?\n')
+    assert stub(NAME).startswith('"""Softmax with a scale.\n')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda first, second: first, "A list of 2 results was expected, and only one"),
+        (lambda first, second: [first] * 3, "of 2 results was expected, and 3 came"),
+        (lambda first, second: (second, first), "right, but their order is reversed"),
+        (lambda first, second: [first.T, second], "Result 1 of 2 is transposed"),
+        (lambda first, second: [first, second[:1]], "Result 2 of 2 has shape (1, 7)"),
+        (lambda first, second: [[[1.0], [1.0, 2.0]], second], "different lengths"),
+        (lambda first, second: [first, -second], "Result 2 of 2 has the wrong sign"),
+        (lambda first, second: [first.astype(int), second], "lost its decimals"),
+        (lambda first, second: [first + np.inf, second], "Result 1 of 2 is not finite"),
+        (lambda first, second: [first, second + 1], "Result 2 of 2 differs"),
+        (lambda first, second: [first, "second"], "Result 2 of 2 has shape ()"),
+        (lambda first, second: None, "returned None"),
+        (lambda first, second: [], "and 0 came"),
+    ],
+)
+def test_the_result_that_differs_is_named(spoil: Any, sentence: str) -> None:
+    exercise = load("transformer/tied_table")
+    assert isinstance(exercise, Code)
+    answer = exercise.answer
+    assert answer is not None
+    said = exercise.check(lambda *arguments: spoil(*answer(*arguments)))
+    assert not said.passed
+    assert sentence in said.sentence
+
+
+def test_a_result_that_does_not_fit_is_not_called_an_error() -> None:
+    def said(result: Any) -> str:
+        return check(
+            "attention_as_convolution/score_vectors", lambda *_: result
+        ).sentence
+
+    assert said(np.eye(3)).startswith("What was returned does not fit: ValueError")
+    assert "returned None" in said(None)
 
 
 def test_results_survive_the_way_between_processes() -> None:

@@ -140,7 +140,8 @@ def stub(name: str) -> str:
         name: Name of the exercise.
     """
     exercise = load(name)
-    task = f"{exercise.title}.\n\n{exercise.task}\n\nRead: {exercise.read}"
+    stop = "" if exercise.title.endswith("?") else "."
+    task = f"{exercise.title}{stop}\n\n{exercise.task}\n\nRead: {exercise.read}"
     head = '"""' + task.replace("\\", "\\\\") + '\n"""\n\n'
     if isinstance(exercise, Choice):
         options = "\n".join(
@@ -155,6 +156,8 @@ def stub(name: str) -> str:
     signature = ast.unparse(function).rpartition("\n")[0]
     body = textwrap.indent(f'"""{text}"""\nraise NotImplementedError\n', "    ")
     imports = "import numpy as np\nfrom einops import einsum, rearrange, reduce\n\n\n"
+    if "`math." in task or "(math." in task:
+        imports = f"import math\n\n{imports}"
     return f"{head}{imports}{signature}\n{body}"
 
 

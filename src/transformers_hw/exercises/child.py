@@ -111,6 +111,8 @@ def _answer(kinds: Any, source: str, request: dict[str, Any]) -> dict[str, Any]:
     name = request["name"]
     if name not in names:
         return {"error": f"The file defines no {name!r}."}
+    if names[name] is ...:
+        return {"error": "There is no answer yet. Write it in place of the three dots."}
     if request["arguments"] is None:
         return {"answer": kinds.encode(kinds.plain(names[name]))}
     cases = [tuple(case) for case in kinds.decode(request["cases"])]

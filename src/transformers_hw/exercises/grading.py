@@ -27,9 +27,12 @@ body {{ font: 16px system-ui, sans-serif; margin: 2rem; }}
 table {{ border-collapse: collapse; }}
 th, td {{ border: 1px solid #bbb; padding: .4rem .6rem; text-align: left; }}
 td {{ vertical-align: top; }}
-td.points {{ text-align: right; }}
+td.points {{ text-align: right; white-space: nowrap; }}
+td b {{ display: block; }}
+td.right {{ background: #e8f5e9; }}
 </style>
 <h1>Grades</h1>
+<p>Each cell has the points and what the checker said. Right answers are shaded.</p>
 <table><tr>{head}</tr>
 {rows}
 </table></html>
@@ -149,7 +152,9 @@ def write_html(grades: list[Grade], path: Path) -> None:
         own = [x for x in grades if x.student == student]
         total = f"{sum(x.points for x in own)} of {sum(x.of for x in own)}"
         cells = [
-            f"<td>{x.points}: {html.escape(x.feedback.sentence)}</td>" for x in own
+            f"<td{' class=right' if x.feedback.passed else ''}>"
+            f"<b>{x.points} of {x.of}</b> {html.escape(x.feedback.sentence)}</td>"
+            for x in own
         ]
         rows.append(
             f"<tr><th>{html.escape(student)}</th><td class='points'>{total}</td>"

@@ -3,7 +3,8 @@
 An exercise holds its solution, other right answers, and the wrong answers people give,
 each with a sentence that explains the mistake. A submission is run on the same inputs
 as all of these. If its results are those of a known wrong answer, the checker gives
-that answer's sentence; otherwise it shows the input, what was expected and what came.
+that answer's sentence; otherwise it shows the input, what was expected and what the
+submission returned.
 
 This file and the exercises need NumPy and einops alone, so that they also run in a
 browser.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -22,6 +24,7 @@ import numpy as np
 Level = Literal["warm-up", "core", "challenge"]
 Function = Callable[..., Any]
 Case = tuple[Any, ...]
+MISFIT = "what was returned does not fit"
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Feedback:
     Attributes:
         passed: Whether it is right.
         sentence: What is right or wrong, in a sentence or two.
-        detail: The input, what was expected, and what came.
+        detail: The input, what was expected, and what was returned.
         mistake: Name of the wrong answer that was recognized.
     """
 
@@ -222,7 +225,7 @@ class Code(Exercise):
             return Feedback(
                 False,
                 "The results are right, but the function changes its argument "
-                f"{changed}. Work on a copy, so that the array of the caller stays.",
+                f"{changed}. Work on a copy, so that the caller's array is kept.",
             )
         recognized = self._recognize(cases, found, failing)
         first = failing[0]
@@ -230,7 +233,10 @@ class Code(Exercise):
         if recognized is not None:
             sentence = self.mistakes[recognized].sentence
             return Feedback(False, sentence, detail, recognized)
-        return Feedback(False, _complaint(found[first], expected[first]), detail)
+        complaint = _complaint(found[first], expected[first], self.rtol)
+        if changed is not None:
+            complaint += f" The function also changes its argument {changed}."
+        return Feedback(False, complaint, detail)
 
     def _seen(self, function: Function, case: Case) -> Outcome:
         (outcome,) = run(function, [case], self.arguments)
@@ -238,12 +244,12 @@ class Code(Exercise):
 
     def _looked_at(self, outcome: Outcome, case: Case) -> Outcome:
         # What is compared. A result that cannot be looked at is an error, too.
-        if self._view is None or outcome.error is not None:
+        if self._view is None or outcome.error is not None or outcome.result is None:
             return outcome
         try:
             result = self._view(outcome.result, *copy.deepcopy(case))
         except Exception as error:
-            shown = f"what was returned does not fit: {type(error).__name__}: {error}"
+            shown = f"{MISFIT}: {type(error).__name__}: {error}"
             return Outcome(error=shown, changed=outcome.changed)
         return Outcome(plain(result), changed=outcome.changed)
 
@@ -270,14 +276,14 @@ class Code(Exercise):
             for name, value in zip(self.arguments, case, strict=True)
         ]
         came = got.error if got.error is not None else show(got.result)
-        of = " of what is compared" if self._view else ""
+        of = " (computed from the answer)" if self._view else ""
         return "\n".join(
             [
-                "On",
+                "Input",
                 *_indent(lines),
-                f"expected{of}",
+                f"Expected{of}",
                 *_indent([show(want.result)]),
-                "came",
+                f"Yours{of}",
                 *_indent([came]),
             ]
         )
@@ -302,19 +308,27 @@ class Number(Code):
     ) -> Feedback:
         """Check a number."""
         try:
-            given = float(submission)
+            given = float(_without_separators(submission))
         except (TypeError, ValueError):
-            return Feedback(False, f"A number was expected, got {submission!r}.")
+            said = f"A number such as 2.5 was expected, got {submission!r}."
+            return Feedback(False, said)
         close = [
             name
             for name, mistake in self.mistakes.items()
             if abs(given - mistake.answer()) <= self.tolerance
         ]
-        if abs(given - self._answer()) <= self.tolerance:
+        answer = self._answer()
+        if abs(given - answer) <= self.tolerance:
             return Feedback(True, "That is the number.")
         if close:
             return Feedback(False, self.mistakes[close[0]].sentence, "", close[0])
-        return Feedback(False, f"{given:g} is not it.")
+        if abs(given - answer) <= 0.01 * abs(answer):
+            return Feedback(
+                False,
+                f"{given:.12g} is close, but not close enough. Round only at the end, "
+                "and check that no small term is missing.",
+            )
+        return Feedback(False, f"{given:.12g} is not the number.")
 
 
 @dataclass
@@ -374,7 +388,7 @@ def run(
             with np.errstate(all="ignore"):
                 result = plain(function(*given))
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {error}".removesuffix(": ")
             outcomes.append(Outcome(error=text))
             continue
         changed = next(
@@ -454,7 +468,10 @@ def _same(got: Any, want: Any, rtol: float) -> bool:
         return bool(np.ndim(got) == 0) and got == want
     if got is None or isinstance(got, str | dict):
         return False
-    x, y = np.asarray(got), np.asarray(want)
+    try:
+        x, y = np.asarray(got), np.asarray(want)
+    except ValueError:  # rows of different lengths
+        return False
     if x.shape != y.shape or x.dtype.kind not in "biuf":
         return False
     single = x.dtype.kind == "f" and x.dtype.itemsize < 8
@@ -462,19 +479,71 @@ def _same(got: Any, want: Any, rtol: float) -> bool:
     return np.allclose(x, y, rtol=rtol, atol=rtol, equal_nan=True)
 
 
-def _complaint(got: Outcome, want: Outcome) -> str:
+def _complaint(got: Outcome, want: Outcome, rtol: float) -> str:
+    if got.error is not None and got.error.startswith(MISFIT):
+        return f"{got.error[0].upper()}{got.error[1:]}"
+    if got.error == "NotImplementedError":
+        return "The function is not written yet: it raises NotImplementedError."
     if got.error is not None:
         return f"The function stopped with an error: {got.error}"
     if got.result is None:
         return "The function returned None. Does it end in a return statement?"
-    came, wanted = (getattr(x.result, "shape", None) for x in (got, want))
-    if came is not None and wanted is not None and came != wanted:
-        return f"The result has shape {came}, and {wanted} was expected."
-    if came is not None and np.asarray(got.result).dtype.kind == "f":
-        bad = ~np.isfinite(got.result) & np.isfinite(np.asarray(want.result, float))
-        if bad.any():
-            return "The result is not finite (NaN or infinity), and it should be."
-    return "The result differs from what was expected."
+    return _difference(got.result, want.result, rtol, "The result")
+
+
+def _difference(got: Any, want: Any, rtol: float, what: str) -> str:
+    # What can be said of any wrong result, from the coarse to the fine.
+    if isinstance(want, list) and any(isinstance(x, list | np.ndarray) for x in want):
+        return _difference_of_lists(got, want, rtol)
+    if not isinstance(want, list | np.ndarray | bool | int | float):
+        return f"{what} differs from what was expected."
+    try:
+        x, y = np.asarray(got), np.asarray(want)
+    except ValueError:
+        return f"{what} is not an array: its rows have different lengths."
+    if x.ndim == y.ndim == 2 and _same(x.T, y, rtol):
+        return f"{what} is transposed: its rows should be its columns."
+    if x.shape != y.shape:
+        return f"{what} has shape {x.shape}, and {y.shape} was expected."
+    if x.dtype.kind == "c":
+        return f"{what} is complex, and real numbers were expected."
+    if x.dtype.kind == "b" and y.dtype.kind == "f" and not y.shape:
+        return f"{what} is True or False, and a number was expected."
+    if y.dtype.kind == "b" and not np.isin(x, (0, 1)).all():
+        return f"{what} holds numbers, and True and False were expected."
+    if not {x.dtype.kind, y.dtype.kind} <= set("biuf"):
+        return f"{what} differs from what was expected."
+    if x.dtype.kind == "f" and (~np.isfinite(x) & np.isfinite(y)).any():
+        return f"{what} is not finite (NaN or infinity) where it should be."
+    if x.dtype.kind in "iu" and y.dtype.kind == "f" and (x == np.trunc(y)).all():
+        return (
+            f"{what} has lost its decimals: it is stored as integers. Let the array "
+            "that you fill hold floats."
+        )
+    if x.dtype.kind in "if" and _same(-x, y, rtol):
+        return f"{what} has the wrong sign."
+    return f"{what} differs from what was expected."
+
+
+def _difference_of_lists(got: Any, want: list[Any], rtol: float) -> str:
+    size = len(want)
+    if not isinstance(got, list):
+        return f"A list of {size} results was expected, and only one came."
+    if len(got) != size:
+        return f"A list of {size} results was expected, and {len(got)} came."
+    if _same(got[::-1], want, rtol):
+        return "The results are right, but their order is reversed."
+    pairs = enumerate(zip(got, want, strict=True))
+    first = next(i for i, (x, y) in pairs if not _same(x, y, rtol))
+    what = f"Result {first + 1} of {size}"
+    return _difference(got[first], want[first], rtol, what)
+
+
+def _without_separators(value: Any) -> Any:
+    # 1,050,624 is a number, too; what 2,72 means is not certain.
+    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,3}(,\d{3})+\s*", value):
+        return value.replace(",", "")
+    return value
 
 
 def show(value: Any) -> str:

@@ -90,10 +90,14 @@ def grade_folder(
     out.mkdir(parents=True, exist_ok=True)
     write_csv(grades, out / "grades.csv")
     write_html(grades, out / "grades.html")
-    students = len({x.student for x in grades})
-    return (
-        f"{students} students, {len(grades)} answers: {out / 'grades.csv'} and .html\n"
-    )
+    counts = []
+    for noun, found in (
+        ("student", {x.student for x in grades}),
+        ("exercise", {x.exercise for x in grades}),
+    ):
+        counts.append(f"{len(found)} {noun}{'s' * (len(found) != 1)}")
+    files = f"{out / 'grades.csv'} and {out / 'grades.html'}"
+    return f"{', '.join(counts)}: {files}\n"
 
 
 class _Progress(dict[str, dict[str, Any]]):

@@ -134,3 +134,15 @@ def without_softmax(query, key, value):
 def scale_after_softmax(query, key, value):
     """Divide the weights instead of the scores."""
     return _attend(query @ np.swapaxes(key, -1, -2), value) / query.shape[-1] ** 0.5
+
+
+@exercise.wrong(
+    "This works for matrices and stops on a batch. With more than two axes, `.T` "
+    "reverses all of them: use np.swapaxes(key, -1, -2). In an einsum, begin each "
+    "part of the pattern with `...`."
+)
+def matrices_only(query, key, value):
+    """Allow no axes before the last two."""
+    if query.ndim > 2:
+        raise ValueError("axes do not match")
+    return _attend(query @ key.T / query.shape[-1] ** 0.5, value)

@@ -90,3 +90,21 @@ def without_itself(queries, keys):
 def aligned_at_the_start(queries, keys):
     """Take the lower triangle from the corner."""
     return np.tri(queries, keys, 0, dtype=bool)
+
+
+@exercise.wrong(
+    "Each query sees one key too many: the one right after its own position. The "
+    "query's own position is the last that it may attend to."
+)
+def one_too_many(queries, keys):
+    """Allow the next position as well."""
+    return np.tri(queries, keys, keys - queries + 1, dtype=bool)
+
+
+@exercise.wrong(
+    "The queries are moved the wrong way. With more keys than queries they stand at "
+    "the end, so query i has position i + keys - queries."
+)
+def moved_left(queries, keys):
+    """Subtract the difference instead of adding it."""
+    return np.tri(queries, keys, queries - keys, dtype=bool)

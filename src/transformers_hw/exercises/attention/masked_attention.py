@@ -2,8 +2,9 @@
 
 Write `masked_attention(scores, value, mask)`. The scores have shape (..., n, m), the
 values (..., m, e), and the mask (..., n, m) is True where a query may attend to a key.
-Masked keys get no weight at all, and the other weights of the row sum to 1. A query
-that may attend to no key gets the output zero, not NaN, and not the mean of the values.
+There is nothing left to scale. Masked keys get no weight at all, however large their
+scores, and the other weights of the row sum to 1. A query that may attend to no key
+gets an output of zeros: not NaN, and not the mean of the values.
 """
 
 import numpy as np
@@ -17,8 +18,8 @@ exercise = Code(
         "A score of -inf becomes the weight exp(-inf) = 0, exactly.",
         "In a row of nothing but -inf, the largest score is -inf, too, and -inf minus "
         "-inf is NaN. Treat such rows apart.",
-        "Multiply exponentials by the mask, and divide by the sum only where it is "
-        "positive.",
+        "Where the largest score is -inf, subtract 0 instead; where the sum is 0, "
+        "divide by 1. np.where does both.",
     ),
     points=3,
 )
@@ -126,3 +127,26 @@ def inverted(scores, value, mask):
     """Mask what may be seen."""
     weights = np.nan_to_num(_softmax(np.where(mask, -np.inf, scores)))
     return weights @ value
+
+
+@exercise.wrong(
+    "The maximum that you subtract includes masked scores. If one of them is much "
+    "larger than the rest, all visible exponentials become 0 and the row is lost. Mask "
+    "the scores first, then take the maximum."
+)
+def maximum_of_masked_scores(scores, value, mask):
+    """Mask the exponentials, and normalize again."""
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True)) * mask
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / np.where(total > 0, total, 1.0) @ value
+
+
+@exercise.wrong(
+    "Exponentials of large scores overflow: exp(1000) is infinite. Subtract the "
+    "largest visible score of each row first."
+)
+def overflowing(scores, value, mask):
+    """Take exponentials of the scores as they are."""
+    weights = np.exp(scores) * mask
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / np.where(total > 0, total, 1.0) @ value

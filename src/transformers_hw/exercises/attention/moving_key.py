@@ -81,8 +81,8 @@ def not_normalized(weights, values, j, change):
 
 
 @exercise.wrong(
-    "You added the change to the weight. It is added to the *score*, so the weight's "
-    "exponential is multiplied by exp(change)."
+    "You added the change to the weight. It is added to the *score*, so the "
+    "exponential of that score is multiplied by exp(change)."
 )
 def added_to_weight(weights, values, j, change):
     """Add to the weight."""
@@ -109,4 +109,49 @@ def wrong_sign(weights, values, j, change):
     """Move the other way."""
     moved = weights.copy()
     moved[j] *= np.exp(-change)
+    return moved @ values / moved.sum()
+
+
+@exercise.wrong(
+    "You added the change to the weight itself, and the weights no longer sum to 1. "
+    "The *score* changes: multiply the weight by exp(change), then divide by the sum."
+)
+def added_without_sum(weights, values, j, change):
+    """Add to the weight, and do not normalize."""
+    moved = weights.copy()
+    moved[j] += change
+    return moved @ values
+
+
+@exercise.wrong(
+    "You treat the weights as scores. A softmax of weights is not what it was before "
+    "the move; the scores are log(weights), up to a constant that cancels."
+)
+def softmax_of_weights(weights, values, j, change):
+    """Take exponentials of the weights."""
+    scores = weights.copy()
+    scores[j] += change
+    powers = np.exp(scores)
+    return powers / powers.sum() @ values
+
+
+@exercise.wrong(
+    "That is how far the output moves. The task asks for the output after the move: "
+    "do not subtract the old one."
+)
+def difference(weights, values, j, change):
+    """Return the difference of the outputs."""
+    moved = weights.copy()
+    moved[j] *= np.exp(change)
+    return moved @ values / moved.sum() - weights @ values
+
+
+@exercise.wrong(
+    "You multiply the weight by the change. The change is added to the score, and "
+    "exp(score + change) = exp(score) · exp(change)."
+)
+def times_the_change(weights, values, j, change):
+    """Multiply by the change without the exponential."""
+    moved = weights.copy()
+    moved[j] *= change
     return moved @ values / moved.sum()

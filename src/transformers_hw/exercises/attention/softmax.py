@@ -2,8 +2,9 @@
 
 Write `softmax(scores, scale)`. It multiplies the scores by the scale, takes
 exponentials, and divides each row by its sum, so that every row becomes weights that
-sum to 1. A row is the last axis; there may be any number of axes before it. Large
-scores, such as 1000, must not overflow.
+sum to 1. Rows run along the last axis; there may be any number of axes before it.
+Large scores, such as 1000, must not overflow, and rows can lie far apart: no weight may
+become NaN.
 """
 
 import numpy as np
@@ -30,7 +31,8 @@ def cases(rng):
     yield rng.normal(size=(3, 4)), 0.5
     yield rng.normal(size=(2, 3, 5)), 2.0
     yield rng.normal(size=(2, 6)), 0.0
-    yield np.array([[1000.0, 999.0], [-1000.0, -1002.0]]), 1.0
+    rows = [[1000.0, 999.0], [400.0, 399.0], [-1000.0, -1002.0]]
+    yield np.array(rows), 2.0
 
 
 @exercise.solution
@@ -109,3 +111,46 @@ def divided_by_the_scale(scores, scale):
     scaled = scores / scale
     weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
+
+
+@exercise.wrong(
+    "The largest score of each row is subtracted, as it should be, but you divide by "
+    "one sum for all rows. Give sum axis=-1 and keepdims=True, too."
+)
+def own_maximum_but_one_sum(scores, scale):
+    """Subtract the maximum of a row, and divide by the sum over all axes."""
+    scaled = scale * scores
+    weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    return weights / weights.sum()
+
+
+@exercise.wrong(
+    "You subtract one maximum from all rows. If another row lies far below it, all its "
+    "exponentials become 0, and 0/0 is NaN. Subtract the maximum of each row."
+)
+def one_maximum_for_all(scores, scale):
+    """Subtract the maximum over all axes."""
+    scaled = scale * scores
+    weights = np.exp(scaled - scaled.max())
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+@exercise.wrong(
+    "You subtract the largest score before it is scaled. With a scale above 1, the "
+    "exponents can still be large: scale first, then take the maximum."
+)
+def unscaled_maximum(scores, scale):
+    """Subtract the maximum of the unscaled scores."""
+    weights = np.exp(scale * scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+@exercise.wrong(
+    "You sum along axis 1, which is the last axis of a matrix only. With more axes, "
+    "rows run along the last one: axis=-1."
+)
+def over_axis_one(scores, scale):
+    """Divide by the sum over the second axis."""
+    scaled = scale * scores
+    weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)

@@ -1,8 +1,8 @@
 """How sharp is it?
 
-A query of width 16 scores 8 with the first key and 4 with the second, before scaling.
-Attention scales by 1/√d. How many times as much weight does the first key get as the
-second? Give the ratio to two decimals.
+A query of width d = 16 scores 8 with the first key and 4 with the second, before
+scaling. Attention multiplies scores by 1/√d. How many times as much weight does the
+first key get as the second? Give the ratio to two decimals.
 """
 
 import math
@@ -54,3 +54,12 @@ def ratio_of_scores():
 def weight():
     """Give the weight."""
     return 1 / (1 + math.exp(-1))
+
+
+@exercise.wrong(
+    "That is the second weight divided by the first. The first key has the larger "
+    "score, so the ratio must exceed 1."
+)
+def upside_down():
+    """Divide the other way around."""
+    return math.exp(-1)

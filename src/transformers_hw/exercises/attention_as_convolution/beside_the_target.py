@@ -17,7 +17,7 @@ exercise = Number(
         "Divide by the sum over all pixels of the image. It factors: it is the square "
         "of 1 + 2 exp(-3) + 2 exp(-12) + ...",
     ),
-    tolerance=0.0005,
+    tolerance=0.0003,
     questions=("eth-1d.1",),
 )
 
@@ -62,3 +62,12 @@ def all_four():
 def target():
     """Take the target."""
     return 1 / sum(math.exp(-3 * m * m) for m in range(-9, 10)) ** 2
+
+
+@exercise.wrong(
+    "You divided by the sum over the target and its four direct neighbors. The pixels "
+    "on the diagonals have exp(-6) each, and they change the third decimal."
+)
+def without_diagonals():
+    """Sum over five pixels."""
+    return round(math.exp(-3) / (1 + 4 * math.exp(-3)), 3)

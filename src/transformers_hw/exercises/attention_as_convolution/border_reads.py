@@ -145,3 +145,15 @@ def reflected(rows, columns, query, size):
     return _count(
         rows, columns, back(query[0] + offsets, rows), back(query[1] + offsets, columns)
     )
+
+
+@exercise.wrong(
+    "For odd sizes your window starts one pixel too early: Python reads -size // 2 as "
+    "(-size) // 2 and rounds down, so -3 // 2 is -2. Write -(size // 2)."
+)
+def rounded_down(rows, columns, query, size):
+    """Start at (-size) // 2."""
+    offsets = np.arange(-size // 2, (size - 1) // 2 + 1)
+    i = np.clip(query[0] + offsets, 0, rows - 1)
+    j = np.clip(query[1] + offsets, 0, columns - 1)
+    return _count(rows, columns, i, j)

@@ -1,13 +1,13 @@
 """The kernel of soft heads.
 
-Write `effective_kernel(centers, sharpnesses, matrices, reach)`: the convolution that a
-layer of Gaussian heads is, away from the border. `centers` has shape (h, 2),
-`sharpnesses` (h,), and `matrices` (h, c, e): head number a has the center `centers[a]`
-and multiplies what it fetches by `matrices[a]`. Take the offsets from -reach to reach
-along both axes as all the keys there are. A head's weight at the offset δ, key minus
-query, is proportional to exp(-α ‖δ - Δ‖²), and its weights sum to 1 over these offsets.
-Return the taps, an array of shape (2 reach + 1, 2 reach + 1, c, e), whose entry
-[reach + δ₁, reach + δ₂] is the tap at the offset (δ₁, δ₂).
+Write `effective_kernel(centers, sharpnesses, matrices, reach)`: away from the border, a
+layer of Gaussian heads is a convolution, and this is its kernel. `centers` has shape
+(h, 2), `sharpnesses` (h,), and `matrices` (h, c, e): head number a has the center
+`centers[a]` and multiplies what it fetches by `matrices[a]`. Take the offsets from
+-reach to reach along both axes as all the keys there are. A head's weight at the offset
+δ, key minus query, is proportional to exp(-α ‖δ - Δ‖²), and its weights sum to 1 over
+these offsets. Return the taps, an array of shape (2 reach + 1, 2 reach + 1, c, e),
+whose entry [reach + δ₁, reach + δ₂] is the tap at the offset (δ₁, δ₂).
 """
 
 import numpy as np
@@ -150,3 +150,25 @@ def as_if_hard(centers, sharpnesses, matrices, reach):
     powers = _powers(centers, np.full(len(centers), 1.0), reach)
     best = powers.max(axis=(1, 2), keepdims=True)
     return _kernel((powers == best).astype(float), matrices)
+
+
+@exercise.wrong(
+    "Each row of a head's weights sums to 1 by itself. A head has one softmax over all "
+    "offsets, so divide by the sum over both axes."
+)
+def row_by_row(centers, sharpnesses, matrices, reach):
+    """Normalize along one axis."""
+    squares = (np.arange(-reach, reach + 1) - centers[:, 1, None]) ** 2
+    powers = np.exp(-sharpnesses[:, None] * squares)[:, None, :]
+    weights = powers / powers.sum(axis=-1, keepdims=True)
+    return _kernel(np.repeat(weights, 2 * reach + 1, axis=1), matrices)
+
+
+@exercise.wrong(
+    "The sharpness is missing: you use exp(-‖δ - Δ‖²) for all heads. Multiply the "
+    "squared distance by each head's α."
+)
+def without_sharpness(centers, sharpnesses, matrices, reach):
+    """Use the same sharpness for all heads."""
+    powers = _powers(centers, np.ones_like(sharpnesses), reach)
+    return _kernel(powers / powers.sum((1, 2), keepdims=True), matrices)

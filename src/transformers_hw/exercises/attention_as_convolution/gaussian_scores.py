@@ -4,8 +4,8 @@ Write `gaussian_scores(rows, columns, query, center, sharpness)`: the scores of 
 query pixel with all pixels of an image, for a Gaussian head. The score of a key is
 -α ‖δ - Δ‖², where the offset δ is key minus query, Δ is the head's center, and α its
 sharpness. `query` and `center` are pairs (row, column), and pixels are counted from 0.
-The result has shape (rows, columns), one score for each key. Leave out the constant
-that softmax ignores, and do not apply the softmax.
+The result has shape (rows, columns), one score for each key. Return the scores
+themselves: do not apply the softmax.
 """
 
 import numpy as np
@@ -113,3 +113,33 @@ def x_before_y(rows, columns, query, center, sharpness):
 def as_variance(rows, columns, query, center, sharpness):
     """Divide by twice the sharpness."""
     return _scores(rows, columns, np.add(query, center), 0.5 / sharpness)
+
+
+@exercise.wrong(
+    "Your scores are too large by α ‖Δ‖²: the last term of the expanded square is "
+    "missing. Softmax would ignore it, but here the score is 0 at the target."
+)
+def without_constant(rows, columns, query, center, sharpness):
+    """Leave out the term that is the same for all keys."""
+    scores = _scores(rows, columns, np.add(query, center), sharpness)
+    return scores + sharpness * np.dot(center, center)
+
+
+@exercise.wrong(
+    "The center plays no part: your scores are largest at the query itself. Subtract "
+    "the center from each offset."
+)
+def without_center(rows, columns, query, center, sharpness):
+    """Measure the distance from the query."""
+    return _scores(rows, columns, query, sharpness)
+
+
+@exercise.wrong(
+    "You return weights, with the softmax applied. The scores are what enters the "
+    "softmax."
+)
+def weights(rows, columns, query, center, sharpness):
+    """Apply the softmax."""
+    scores = _scores(rows, columns, np.add(query, center), sharpness)
+    powers = np.exp(scores - scores.max())
+    return powers / powers.sum()

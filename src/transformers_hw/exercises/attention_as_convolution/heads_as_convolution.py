@@ -144,3 +144,21 @@ def wrapped(image, kernel):
 def window_from_the_query(image, kernel):
     """Forget to center the window."""
     return _convolve(image, kernel, first=0)
+
+
+@exercise.wrong(
+    "Odd kernels are right, but for even K your window lies one pixel too far down and "
+    "to the right. The first offset is -(K // 2), so subtract K // 2, not (K - 1) // 2."
+)
+def even_window_mirrored(image, kernel):
+    """Start at minus half of K - 1."""
+    return _convolve(image, kernel, first=-((kernel.shape[-1] - 1) // 2))
+
+
+@exercise.wrong(
+    "Rows and columns of the kernel are exchanged. In kernel[:, :, a, b], the first "
+    "number, a, moves the row, and b moves the column."
+)
+def transposed_kernel(image, kernel):
+    """Let a move the column."""
+    return _convolve(image, kernel.swapaxes(2, 3))

@@ -1,11 +1,11 @@
 """A squared distance as a dot product.
 
-Write `score_vectors(offsets, centers, sharpnesses)`: turn the Gaussian score
--α ‖δ - Δ‖² into a dot product. `offsets` has shape (m, 2), one offset δ per row;
-`centers` has shape (h, 2) and `sharpnesses` (h,), for h heads. Return two arrays: r of
-shape (m, 3), one vector for each offset, and v of shape (h, 3), one vector for each
-head. The dot product of row i of r and row j of v must be the score of head j at offset
-i, up to a constant for each head, which softmax ignores. All heads share the same r.
+Write `score_vectors(offsets, centers, sharpnesses)`: turn the Gaussian score -α ‖δ -
+Δ‖² into a dot product. `offsets` has shape (m, 2), one offset δ per row; `centers` has
+shape (h, 2) and `sharpnesses` (h,), for h heads. Return the list `[r, v]`: r of shape
+(m, 3), one vector for each offset, and v of shape (h, 3), one vector for each head. The
+dot product of row i of r and row j of v must be the score of head j at offset i, up to
+a constant for each head, which softmax ignores. All heads share the same r.
 
 Several answers are right. What is compared is r vᵀ, of shape (m, h), after subtracting
 the mean of each column.
@@ -135,3 +135,12 @@ def sharpness_once(offsets, centers, sharpnesses):
     """Leave the linear terms without the sharpness."""
     r, _ = _vectors(offsets, centers, sharpnesses, -2)
     return r, np.column_stack([-sharpnesses, 2 * centers])
+
+
+@exercise.wrong(
+    "The sharpness is missing: all your heads have α = 1. Multiply each head's vector "
+    "by its α."
+)
+def without_sharpness(offsets, centers, sharpnesses):
+    """Leave the sharpness out."""
+    return _vectors(offsets, centers, np.ones_like(sharpnesses), -2)

@@ -7,10 +7,10 @@ query pixel, for a Gaussian head that gets sharper and sharper. The scores are
 as maps, an array of shape (s, rows, columns). Each map sums to 1.
 
 The last sharpness may be infinite (np.inf). Its map is the limit: the m pixels nearest
-to query + center share the weight, 1/m each. Finite ones may be large, and the target
-may lie far outside the image; no weight may become NaN. (Centers are multiples of 1/2,
-so equal distances are exactly equal. The library's function of this name has the
-opposite sign.)
+to query + center share the weight, 1/m each. Finite sharpnesses may be large, and the
+target may lie far outside the image; no weight may become NaN. Centers are multiples of
+1/2, so equal distances are exactly equal. (The book's own `verify_limit` follows the
+assignment instead, with the target at query - center.)
 """
 
 import numpy as np
@@ -170,3 +170,13 @@ def row_by_row(center, sharpnesses, grid, query):
         return distance == distance.min(axis=1, keepdims=True)
 
     return _maps(np.add(query, center), sharpnesses, grid, each_row, axis=1)
+
+
+@exercise.wrong(
+    "The limit is right, but a large finite sharpness gives NaN: far from the target, "
+    "all exponentials are 0. Subtract the smallest squared distance before you "
+    "multiply."
+)
+def underflow_below_the_limit(center, sharpnesses, grid, query):
+    """Treat only an infinite sharpness apart."""
+    return _maps(np.add(query, center), sharpnesses, grid, _nearest, safe=False)

@@ -4,7 +4,8 @@ The output of a layer is a sum over heads, Σ A_r X B_r with B_r = W_v^(r) W_o^(
 `contribution(weights, x, w_v, w_o, head)`: the term of one head, counted from 0.
 `weights` has shape (h, n, n), one table of attention weights per head; `x` has shape
 (n, d); `w_v` has shape (d, h · e), the blocks of the heads side by side; `w_o` has
-shape (h · e, d), the strips of the heads below each other. The result has shape (n, d).
+shape (h · e, d), the strips of the heads below each other. The head dimension e need
+not be d / h. The result has shape (n, d).
 """
 
 import numpy as np
@@ -128,3 +129,14 @@ def transposed(weights, x, w_v, w_o, head):
     e = w_v.shape[1] // len(weights)
     own = slice(head * e, (head + 1) * e)
     return weights[head].T @ x @ (w_v[:, own] @ w_o[own])
+
+
+@exercise.wrong(
+    "You take d / h for the width of a head. Here e can be any number: divide the "
+    "columns of w_v by the number of heads."
+)
+def width_of_the_tokens(weights, x, w_v, w_o, head):
+    """Divide the width of the tokens by the number of heads."""
+    e = x.shape[1] // len(weights)
+    own = slice(head * e, (head + 1) * e)
+    return weights[head] @ x @ (w_v[:, own] @ w_o[own])

@@ -3,8 +3,8 @@
 Write `multi_head(x, w_q, w_k, w_v, w_o, heads)`. The tokens `x` have shape (n, d), and
 all four matrices have shape (d, d). Project the tokens by w_q, w_k and w_v (rows times
 matrix, no biases), split each into `heads` blocks of neighboring columns, let each head
-attend by itself with its own scale, join the heads in order, and multiply by w_o. The
-result has shape (n, d).
+attend by itself, with the scale that belongs to its own width, join the heads in order,
+and multiply by w_o. The result has shape (n, d).
 """
 
 import numpy as np
@@ -37,11 +37,13 @@ def cases(rng):
         yield rng.normal(size=(n, d)), *matrices, heads
 
 
-def _layer(x, w_q, w_k, w_v, w_o, heads, pattern="n (h d) -> h n d", scale=None):
+def _layer(
+    x, w_q, w_k, w_v, w_o, heads, pattern="n (h d) -> h n d", scale=None, axis=-1
+):
     q, k, v = (rearrange(x @ w, pattern, h=heads) for w in (w_q, w_k, w_v))
     scores = q @ k.transpose(0, 2, 1) / np.sqrt(scale or q.shape[-1])
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights = weights / weights.sum(-1, keepdims=True)
+    weights = np.exp(scores - scores.max(axis, keepdims=True))
+    weights = weights / weights.sum(axis, keepdims=True)
     back = " -> ".join(reversed(pattern.split(" -> ")))
     return rearrange(weights @ v, back) @ w_o
 
@@ -120,9 +122,81 @@ def a_single_head(x, w_q, w_k, w_v, w_o, heads):
 
 
 @exercise.wrong(
+    "The heads take every h-th column and are joined in another order. Both go by "
+    "blocks of neighboring columns: reshape to (n, heads, d / heads), heads first."
+)
+def interleaved_and_joined_in_blocks(x, w_q, w_k, w_v, w_o, heads):
+    """Split as (d h), and join as (h d)."""
+    eye, pattern = np.eye(len(w_o)), "n (d h) -> h n d"
+    joined = _layer(x, w_q, w_k, w_v, eye, heads, pattern=pattern)
+    return rearrange(joined, "n (d h) -> n (h d)", h=heads) @ w_o
+
+
+@exercise.wrong(
+    "The projections of queries, keys and values are transposed. Rows are tokens, so "
+    "each is x @ w, as the output projection is."
+)
+def transposed_projections(x, w_q, w_k, w_v, w_o, heads):
+    """Multiply by transposed matrices, except at the end."""
+    return _layer(x, w_q.T, w_k.T, w_v.T, w_o, heads)
+
+
+@exercise.wrong(
     "The matrices are transposed. Rows are tokens, so a projection is x @ w, not "
     "x @ w.T (nn.Linear stores its weight transposed, which often causes this)."
 )
 def transposed_matrices(x, w_q, w_k, w_v, w_o, heads):
     """Multiply by transposed matrices."""
     return _layer(x, w_q.T, w_k.T, w_v.T, w_o.T, heads)
+
+
+@exercise.wrong(
+    "The scores are not scaled. Each head divides its scores by the square root of its "
+    "own width, d / heads."
+)
+def without_scale(x, w_q, w_k, w_v, w_o, heads):
+    """Forget the scale."""
+    return _layer(x, w_q, w_k, w_v, w_o, heads, scale=1.0)
+
+
+@exercise.wrong(
+    "The softmax runs over the queries. Each query needs weights that sum to 1 over "
+    "the keys: the last axis of the scores."
+)
+def softmax_over_queries(x, w_q, w_k, w_v, w_o, heads):
+    """Normalize down the columns."""
+    return _layer(x, w_q, w_k, w_v, w_o, heads, axis=-2)
+
+
+@exercise.wrong(
+    "The softmax runs over the heads, so they share a weight of 1 for each pair of "
+    "tokens. Each head has weights of its own, which sum to 1 over the keys."
+)
+def softmax_over_heads(x, w_q, w_k, w_v, w_o, heads):
+    """Normalize over the axis of heads."""
+    return _layer(x, w_q, w_k, w_v, w_o, heads, axis=0)
+
+
+@exercise.wrong(
+    "The heads are joined by reshape alone, which mixes tokens: the axis of heads is "
+    "still first. Move it behind the tokens, then merge the last two axes."
+)
+def joined_at_once(x, w_q, w_k, w_v, w_o, heads):
+    """Reshape (h, n, d) to (n, h d) without moving an axis."""
+    joined = _layer(x, w_q, w_k, w_v, np.eye(len(w_o)), heads)
+    by_head = rearrange(joined, "n (h d) -> h n d", h=heads)
+    return by_head.reshape(x.shape) @ w_o
+
+
+@exercise.wrong(
+    "The heads are split by reshape alone: to (heads, n, d / heads) at once, so a head "
+    "gets some of the tokens instead of some of the columns. Reshape to (n, heads, "
+    "d / heads), then move the axis of heads to the front."
+)
+def split_and_joined_at_once(x, w_q, w_k, w_v, w_o, heads):
+    """Reshape (n, h d) to (h, n, d), and back, without moving an axis."""
+    n, d = x.shape
+    q, k, v = ((x @ w).reshape(heads, n, d // heads) for w in (w_q, w_k, w_v))
+    scores = q @ k.transpose(0, 2, 1) / np.sqrt(d // heads)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True) @ v).reshape(n, d) @ w_o

@@ -1,7 +1,8 @@
 """Can one head do it?
 
 A head whose weights depend on positions computes a·x_left W + b·x_right W, with weights
-a, b ≥ 0 and one matrix W. For white tokens, its expected squared error against the
+a, b ≥ 0 and one matrix W. For white tokens (independent coordinates of mean 0 and
+variance 1), its expected squared error against the
 wanted x_left W₁ + x_right W₂ is ‖aW - W₁‖² + ‖bW - W₂‖² in Frobenius norms. Write
 `least_error(w_1, w_2)`: the smallest such error over all a, b ≥ 0 and W (no condition
 on a + b: a factor can be moved into W). It is the square of the second singular value
@@ -19,7 +20,8 @@ exercise = Code(
     hints=(
         "np.linalg.svd(rows, compute_uv=False) gives the singular values, largest "
         "first.",
-        "If the inner product is negative, a·b > 0 only does harm: serve one neighbor.",
+        "If the inner product is negative, serving both neighbors only does harm: the "
+        "best head serves the one with the larger norm and ignores the other.",
         "The eigenvalues of the 2 × 2 Gram matrix are the squares of the singular "
         "values.",
     ),
@@ -77,7 +79,10 @@ def any_sign(w_1, w_2):
     return np.linalg.svd(rows, compute_uv=False)[1] ** 2
 
 
-@exercise.wrong("That is the singular value; the error is its square.")
+@exercise.wrong(
+    "A square is missing: the error is the *square* of the second singular value, or "
+    "the smaller of the *squared* norms."
+)
 def not_squared(w_1, w_2):
     """Forget the square."""
     if (w_1 * w_2).sum() < 0:
@@ -96,8 +101,8 @@ def one_neighbor(w_1, w_2):
 
 
 @exercise.wrong(
-    "That is the square of the *first* singular value: the part of the task that one "
-    "head can do. What is left over is the second."
+    "That is the part of the task that one head can do: the first singular value, or "
+    "the larger norm, squared. The error is the part that is left: the other one."
 )
 def first_value(w_1, w_2):
     """Take the largest singular value."""
@@ -105,3 +110,14 @@ def first_value(w_1, w_2):
         return max((w_1**2).sum(), (w_2**2).sum())
     rows = np.stack([w_1.ravel(), w_2.ravel()])
     return np.linalg.svd(rows, compute_uv=False)[0] ** 2
+
+
+@exercise.wrong(
+    "You stacked the matrices without flattening them. Each must become a single row, "
+    "so that the matrix has two rows and two singular values."
+)
+def not_flattened(w_1, w_2):
+    """Stack the rows of both matrices."""
+    if (w_1 * w_2).sum() < 0:
+        return min((w_1**2).sum(), (w_2**2).sum())
+    return np.linalg.svd(np.vstack([w_1, w_2]), compute_uv=False)[1] ** 2

@@ -1,7 +1,8 @@
 """ALiBi: a penalty per step.
 
 Write `alibi(slopes, length)`, the biases that ALiBi adds to the scores of causal
-attention: shape (heads, length, length), one slope per head. Query i gets the bias
+attention. `slopes` is an array with one slope per head, and the result has shape
+(heads, length, length). Query i gets the bias
 -slope · (i - j) for key j at or before its position; for later keys the bias is -inf,
 since a causal query must not see them.
 """
@@ -97,3 +98,33 @@ def one_slope(slopes, length):
     distance = np.arange(length)[:, None] - np.arange(length)
     bias = np.where(distance >= 0, -slopes[0] * distance, -np.inf)
     return np.stack([bias] * len(slopes))
+
+
+@exercise.wrong(
+    "Each query loses its own position: the bias there is -slope · 0 = 0, not -inf. "
+    "Only keys with j > i are hidden."
+)
+def without_itself(slopes, length):
+    """Hide the diagonal, too."""
+    distance = np.arange(length)[:, None] - np.arange(length)
+    return np.where(distance > 0, -slopes[:, None, None] * distance, -np.inf)
+
+
+@exercise.wrong(
+    "A mask of zeros and ones times -inf gives NaN wherever the mask is 0, since "
+    "0 · inf is not a number. Choose with np.where instead of multiplying."
+)
+def zero_times_infinity(slopes, length):
+    """Multiply a mask by minus infinity."""
+    distance = np.arange(length)[:, None] - np.arange(length)
+    return -slopes[:, None, None] * distance + (distance < 0) * -np.inf
+
+
+@exercise.wrong(
+    "Later keys get the bias 0, so they are visible and not even penalized. A causal "
+    "query must not see them: their bias is -inf."
+)
+def future_for_free(slopes, length):
+    """Clip the distance at zero."""
+    distance = np.arange(length)[:, None] - np.arange(length)
+    return -slopes[:, None, None] * np.maximum(distance, 0)

@@ -3,8 +3,8 @@
 A layer learns one bias for each distance between two tokens, up to a largest distance:
 all distances beyond it share the outermost bias. Write `distance_bias(table, length)`.
 The table has 2·k + 1 entries for the distances -k, ..., k, where the distance of query
-i and key j is j - i. Return the biases of all pairs, of shape (length, length), with
-distances clipped to -k and k.
+i and key j is j - i: entry 0 belongs to distance -k. Return the biases of all pairs, of
+shape (length, length), with distances clipped to -k and k.
 """
 
 import numpy as np
@@ -103,3 +103,24 @@ def zero_beyond(table, length):
     distance = np.arange(length) - np.arange(length)[:, None]
     inside = np.abs(distance) <= k
     return np.where(inside, table[np.clip(distance, -k, k) + k], 0.0)
+
+
+@exercise.wrong(
+    "You use the distance without its sign, so both sides get the biases of later "
+    "keys. The table has entries of its own for keys before the query."
+)
+def without_sign(table, length):
+    """Take absolute distances."""
+    k = len(table) // 2
+    distance = np.abs(np.arange(length) - np.arange(length)[:, None])
+    return table[np.minimum(distance, k) + k]
+
+
+@exercise.wrong(
+    "Without clipping, distances beyond k point outside the table. Limit them to -k "
+    "and k before you add k: np.clip(distance, -k, k)."
+)
+def not_clipped(table, length):
+    """Index with distances of any size."""
+    k = len(table) // 2
+    return table[np.arange(length) - np.arange(length)[:, None] + k]

@@ -1,11 +1,11 @@
 """Rotary positions.
 
 Write `rope_scores(query, key, frequencies)`, the scores of rotary position embeddings.
-`query` and `key` have shape (n, 2 f): row t is the vector of position t = 0, ..., n -
-1, and its coordinates 2i and 2i + 1 form pair i. Turn pair i of the vector at position
-t by the angle ω_i t, counterclockwise in the plane (x, y) of the pair, in queries and
-keys alike. Return the dot products of all turned queries with all turned keys, of shape
-(n, n), without a scale.
+`query` and `key` have shape (n, 2 f), and `frequencies` holds the f numbers ω_i. Row t
+is the vector of position t, counted from 0, and its coordinates 2i and 2i + 1 form pair
+i. Turn pair i of the vector at position t by the angle ω_i t, counterclockwise in the
+plane (x, y) of the pair, in queries and keys alike. Return the dot products of all
+turned queries with all turned keys, of shape (n, n), without a scale.
 """
 
 import numpy as np
@@ -126,3 +126,32 @@ def halves(query, key, frequencies):
 def same_turn(query, key, frequencies):
     """Forget the positions."""
     return query @ key.T
+
+
+@exercise.wrong(
+    "You turn clockwise. Counterclockwise, (x, y) becomes (x cos θ - y sin θ, "
+    "x sin θ + y cos θ)."
+)
+def clockwise(query, key, frequencies):
+    """Turn the other way."""
+    angles = -np.outer(np.arange(len(query)), frequencies)
+    return _turn(query, angles) @ _turn(key, angles).T
+
+
+@exercise.wrong(
+    "The turns are right, but you divide by √d. The task asks for plain dot products; "
+    "attention scales them later."
+)
+def scaled(query, key, frequencies):
+    """Scale the scores."""
+    angles = np.outer(np.arange(len(query)), frequencies)
+    return _turn(query, angles) @ _turn(key, angles).T / np.sqrt(query.shape[1])
+
+
+@exercise.wrong(
+    "Rows and columns are exchanged: row t belongs to query t, and column s to key s."
+)
+def keys_in_rows(query, key, frequencies):
+    """Multiply keys by queries."""
+    angles = np.outer(np.arange(len(query)), frequencies)
+    return _turn(key, angles) @ _turn(query, angles).T

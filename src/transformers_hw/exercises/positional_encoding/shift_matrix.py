@@ -116,3 +116,12 @@ def in_halves(frequencies, offset):
     angles = frequencies * offset
     c, s = np.diag(np.cos(angles)), np.diag(np.sin(angles))
     return np.block([[c, -s], [s, c]])
+
+
+@exercise.wrong(
+    "Every hand turns by the same angle, the offset. Hand i turns by its own "
+    "frequency times the offset."
+)
+def without_frequencies(frequencies, offset):
+    """Forget the frequencies."""
+    return _blocks(np.full(len(frequencies), offset), lambda c, s: [[c, -s], [s, c]])

@@ -114,3 +114,23 @@ def frequency_per_column(length, width, base):
     """Give every coordinate its own frequency."""
     angles = np.outer(np.arange(length), base ** (-np.arange(width) / width))
     return np.where(np.arange(width) % 2 == 0, np.sin(angles), np.cos(angles))
+
+
+@exercise.wrong(
+    "You count coordinates where the formula counts pairs: i = 0, 1, ... numbers the "
+    "pairs, so coordinates 2i and 2i + 1 share the frequency base ** (-2i / width)."
+)
+def coordinates_for_pairs(length, width, base):
+    """Use the number of the coordinate in place of that of the pair."""
+    angles = np.outer(np.arange(length), base ** (-2 * np.arange(width) / width))
+    return np.where(np.arange(width) % 2 == 0, np.sin(angles), np.cos(angles))
+
+
+@exercise.wrong(
+    "The cosine comes before the sine. In each pair the sine is first, so position 0 "
+    "has the encoding 0, 1, 0, 1, ..."
+)
+def cosine_first(length, width, base):
+    """Exchange sine and cosine."""
+    angles = np.outer(np.arange(length), base ** (-np.arange(0, width, 2) / width))
+    return np.stack([np.cos(angles), np.sin(angles)], -1).reshape(length, width)

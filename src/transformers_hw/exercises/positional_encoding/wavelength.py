@@ -15,7 +15,7 @@ exercise = Number(
         "The frequencies are 10000 ** (-2 i / 8) for i = 0, 1, 2, 3.",
         "A full turn is an angle of 2π radians.",
     ),
-    tolerance=1.0,
+    tolerance=0.5,
 )
 
 
@@ -40,6 +40,15 @@ def to_the_base():
 def one_radian():
     """Forget 2π."""
     return 10_000 ** (6 / 8)
+
+
+@exercise.wrong(
+    "That is the frequency ω of the slowest hand, in radians per position. The "
+    "question asks how many positions make 2π radians."
+)
+def frequency():
+    """Give the frequency."""
+    return 10_000 ** (-6 / 8)
 
 
 @exercise.wrong("That is the fastest hand, with i = 0 and ω = 1.")

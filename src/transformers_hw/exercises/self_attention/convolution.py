@@ -118,3 +118,16 @@ def averaged(x, matrices):
     """Divide by the number of heads."""
     total = _heads(x, matrices, lambda i, r, h, n: np.clip(i + r - h, 0, n - 1))
     return total / len(matrices)
+
+
+@exercise.wrong(
+    "Beyond the ends you mirror the sequence. Here all positions beyond an end read "
+    "the token at that end: clip the row numbers."
+)
+def reflected(x, matrices):
+    """Pad by reflection."""
+    n, k = len(x), len(matrices)
+    rows = np.arange(n)[:, None] + np.arange(k) - (k - 1) // 2
+    rows = np.abs(rows)
+    rows = np.clip(np.where(rows > n - 1, 2 * (n - 1) - rows, rows), 0, n - 1)
+    return sum(x[rows[:, r]] @ matrices[r] for r in range(k))

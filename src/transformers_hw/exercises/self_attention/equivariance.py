@@ -87,3 +87,21 @@ def signed(kept, moved, order):
 def mean(kept, moved, order):
     """Average the differences."""
     return np.abs(moved - kept[order]).mean()
+
+
+@exercise.wrong(
+    "The largest signed difference is not the largest difference: entries of `moved` "
+    "that are too large count as negative. Take absolute values first."
+)
+def signed_the_other_way(kept, moved, order):
+    """Forget the absolute value of the opposite difference."""
+    return (kept[order] - moved).max()
+
+
+@exercise.wrong(
+    "You return the norm of all differences together. The task asks for the largest "
+    "single one: np.abs(...).max()."
+)
+def norm(kept, moved, order):
+    """Take the root of the sum of squares."""
+    return np.linalg.norm(moved - kept[order])

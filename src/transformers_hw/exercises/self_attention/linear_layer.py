@@ -100,3 +100,12 @@ def product_of_sums(tables, matrices):
 def first_head(tables, matrices):
     """Take one head."""
     return np.kron(tables[0], matrices[0].T)
+
+
+@exercise.wrong(
+    "Your matrix is the transpose of L: it multiplies flat(X) from the right. L has a "
+    "row for each entry of H and a column for each entry of X."
+)
+def transposed(tables, matrices):
+    """Return the matrix that acts on rows."""
+    return sum(np.kron(a.T, b) for a, b in zip(tables, matrices, strict=True))

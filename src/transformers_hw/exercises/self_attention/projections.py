@@ -1,11 +1,11 @@
 """Weights that draw a permutation.
 
-The tokens are C = [X I]: each row holds d numbers of the token, then the one-hot
-encoding of its position. Write `projections(order, d)`: a list `[w_q, w_k, w_v]` of
-matrices, each with d + n rows, such that attention with queries C w_q, keys C w_k and
-values C w_v and a very large scale returns the tokens in the given order, for *all* X:
-output i is the token (its d numbers) at position order[i]. Scores must not depend on
-the tokens.
+The tokens are C = [X I]: each row holds the d numbers of a token, then the one-hot
+encoding of its position, n numbers for n = len(order). Write `projections(order, d)`: a
+list `[w_q, w_k, w_v]` of matrices, each with d + n rows, such that attention with
+queries C w_q, keys C w_k and values C w_v and a very large scale returns the tokens in
+the given order, for *all* X: output i is the token (its d numbers) at position
+order[i]. Scores must not depend on the tokens.
 """
 
 import numpy as np
@@ -133,3 +133,14 @@ def uniform(order, d):
     n = len(order)
     zeros = np.zeros((d + n, n))
     return [zeros, zeros, np.eye(d + n)[:, :d]]
+
+
+@exercise.wrong(
+    "The blocks are stacked in the wrong order, so scores depend on the tokens. In C "
+    "the d numbers of the token come first: the zeros of w_q and w_k belong on top."
+)
+def blocks_exchanged(order, d):
+    """Put the zeros below."""
+    n = len(order)
+    w_q = np.pad(np.eye(n)[order], ((0, d), (0, 0)))
+    return [w_q, np.pad(np.eye(n), ((0, d), (0, 0))), np.eye(d + n)[:, :d]]

@@ -109,7 +109,7 @@ def _scores(states, memory, u, w, v):
 
 def _attend(scores, memory, axis=-1):
     weights = np.exp(scores - scores.max(axis=axis, keepdims=True))
-    weights = np.nan_to_num(weights / weights.sum(axis=axis, keepdims=True))
+    weights = weights / weights.sum(axis=axis, keepdims=True)
     return [weights @ memory, weights]
 
 
@@ -171,3 +171,23 @@ def over_the_steps(states, memory, u, w, v, mask):
     """Normalize the columns."""
     scores = np.where(mask, _scores(states, memory, u, w, v), -np.inf)
     return _attend(scores, memory, axis=0)
+
+
+@exercise.wrong(
+    "You set the scores of padding to 0, but exp(0) = 1, so padding still gets weight. "
+    "A score of -inf gets none."
+)
+def zero_scores(states, memory, u, w, v, mask):
+    """Multiply the scores by the mask."""
+    return _attend(_scores(states, memory, u, w, v) * mask, memory)
+
+
+@exercise.wrong(
+    "The contexts average the projected states W h_j. The projections serve the scores "
+    "only; average the encoder states themselves, the rows of `memory`."
+)
+def average_of_projections(states, memory, u, w, v, mask):
+    """Use the keys as values."""
+    scores = np.where(mask, _scores(states, memory, u, w, v), -np.inf)
+    weights = _attend(scores, memory)[1]
+    return [weights @ (memory @ w.T), weights]

@@ -162,3 +162,12 @@ def one_too_early(inputs, lengths, w_ih, w_hh, b):
     states, real = _run(inputs, lengths, w_ih, w_hh, b)
     at = np.maximum(lengths - 2, 0)
     return [states * real, states[np.arange(len(inputs)), at]]
+
+
+@exercise.wrong(
+    "W_hh is used transposed. The states are rows here, so the step needs h @ w_hh.T; "
+    "W_hh is square, and shapes cannot tell you."
+)
+def transposed_recurrence(inputs, lengths, w_ih, w_hh, b):
+    """Multiply the rows by W_hh itself."""
+    return encode(inputs, lengths, w_ih, w_hh.T, b)

@@ -148,3 +148,12 @@ def one_step_only(states, w_hh, direct):
     passed = (direct * (1 - states**2)) @ w_hh
     zero = np.zeros((1, states.shape[1]))
     return np.concatenate([zero, direct]) + np.concatenate([passed, zero])
+
+
+@exercise.wrong(
+    "The slopes belong to the wrong step, one too early. From s_i back to s_{i-1} the "
+    "slope is 1 - s_i², and s_i is row i - 1 of `states`, which begins with s_1."
+)
+def slopes_of_the_step_before(states, w_hh, direct):
+    """Count the rows of the states from s_0."""
+    return _back(states, direct, lambda g, i: (g * (1 - states[i - 2] ** 2)) @ w_hh)

@@ -125,3 +125,12 @@ def without_memory(x, h, w_ih, w_hh, b):
 def residual(x, h, w_ih, w_hh, b):
     """Add the old state to the new one."""
     return h + np.tanh(x @ w_ih.T + h @ w_hh.T + b)
+
+
+@exercise.wrong(
+    "The bias b is missing. Add it to the two products, inside the tanh; b[o] belongs "
+    "to unit o in every row."
+)
+def without_bias(x, h, w_ih, w_hh, b):
+    """Forget b."""
+    return np.tanh(x @ w_ih.T + h @ w_hh.T)

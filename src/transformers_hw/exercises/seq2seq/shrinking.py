@@ -64,3 +64,12 @@ def one_step():
 def nine_steps():
     """Count the states in between."""
     return (1.25 * (1 - 0.6**2)) ** 9
+
+
+@exercise.wrong(
+    "You multiplied the slopes of tanh only. Each step also multiplies by the weight, "
+    "1.25."
+)
+def slopes_only():
+    """Forget the weight."""
+    return 0.64**10

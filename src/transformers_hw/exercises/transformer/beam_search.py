@@ -61,6 +61,13 @@ def cases(rng):
         scores[:, end] += 0.8
         log_p = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
         yield log_p, begin, end, beams, length
+    late = [
+        [0.04, 0.24, 0.66, 0.06],
+        [0.24, 0.26, 0.23, 0.27],
+        [0.01, 0.02, 0.55, 0.42],
+        [0.23, 0.24, 0.25, 0.28],
+    ]
+    yield np.log(late), 0, 1, 2, 4
     yield np.log(table), 0, 1, 1, 3
     yield np.log(table), 0, 1, 5, 1
 
@@ -213,3 +220,53 @@ def losing_the_finished(table, begin, end, beams, max_length):
             break
         kept = sorted(grown, reverse=True)[:beams]
     return [kept[0][1][1:], kept[0][0]]
+
+
+@exercise.wrong(
+    "You return the best *finished* prefix, though an open one has a higher score. "
+    "Return the best of all kept prefixes, finished or not."
+)
+def finished_first(table, begin, end, beams, max_length):
+    """Prefer prefixes that have ended."""
+    kept = _search(table, begin, end, beams, max_length)
+    finished = [entry for entry in kept if entry[2][-1] == end]
+    score, _, tokens = (finished or kept)[0]
+    return [tokens[1:], score]
+
+
+@exercise.wrong(
+    "You divide scores by the length of the prefix. That is a length penalty, which "
+    "many systems use; here the score is the plain sum."
+)
+def by_mean_gain(table, begin, end, beams, max_length):
+    """Rank by the mean log-probability of a token."""
+    kept = _search(
+        table,
+        begin,
+        end,
+        beams,
+        max_length,
+        rank=lambda entry: entry[0] / max(1, len(entry[2]) - 1),
+    )
+    score, _, tokens = kept[0]
+    return [tokens[1:], score]
+
+
+@exercise.wrong(
+    "You set finished prefixes aside, so that none of them can be dropped. Some "
+    "systems do so; here they compete, and `beams` better candidates push them out."
+)
+def set_aside(table, begin, end, beams, max_length):
+    """Keep all finished prefixes to the end."""
+    done, pending = [], [(0.0, [begin])]
+    for _ in range(max_length):
+        grown = [
+            (score + gain, [*tokens, token])
+            for score, tokens in pending
+            for token, gain in enumerate(table[tokens[-1]])
+        ]
+        best = sorted(grown, reverse=True)[:beams]
+        done += [pair for pair in best if pair[1][-1] == end]
+        pending = [pair for pair in best if pair[1][-1] != end]
+    score, tokens = max(done + pending)
+    return [tokens[1:], score]

@@ -155,3 +155,12 @@ def with_relu(x, w_1, b_1, w_2, b_2, gamma, beta, eps):
 def linear(x, w_1, b_1, w_2, b_2, gamma, beta, eps):
     """Forget the GELU."""
     return _norm(x + (x @ w_1 + b_1) @ w_2 + b_2, gamma, beta, eps)
+
+
+@exercise.wrong(
+    "The norm is missing: you return the sum of x and the branch. Post-norm ends each "
+    "half of a layer with a layer norm."
+)
+def without_norm(x, w_1, b_1, w_2, b_2, gamma, beta, eps):
+    """Return the sum."""
+    return x + _network(x, w_1, b_1, w_2, b_2)

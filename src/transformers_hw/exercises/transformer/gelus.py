@@ -131,3 +131,18 @@ def sigmoid_form(x):
 def approximate_twice(x):
     """Return the approximation twice."""
     return [_approximate(x), _approximate(x)]
+
+
+@exercise.wrong("In z you use 2/π without the root. The factor is √(2/π), about 0.798.")
+def factor_without_root(x):
+    """Forget the root of 2/π."""
+    return [_exact(x), _approximate(x, factor=2 / np.pi)]
+
+
+@exercise.wrong(
+    "In z you take the root of 2 alone, √2/π. The root covers the whole fraction: "
+    "√(2/π), about 0.798."
+)
+def root_of_two_only(x):
+    """Divide √2 by π."""
+    return [_exact(x), _approximate(x, factor=np.sqrt(2) / np.pi)]

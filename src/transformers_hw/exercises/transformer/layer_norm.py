@@ -132,3 +132,21 @@ def by_the_variance(x, gamma, beta, eps):
     """Forget the root."""
     mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
     return gamma * (x - mean) / (variance + eps) + beta
+
+
+@exercise.wrong(
+    "You divide by the root of the mean square without subtracting the mean first. "
+    "That is RMS norm; layer norm centers each token."
+)
+def rms_norm(x, gamma, beta, eps):
+    """Do not center."""
+    return gamma * x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) + beta
+
+
+@exercise.wrong(
+    "The tokens are normalized, but `gamma` and `beta` are missing. Multiply by gamma, "
+    "then add beta."
+)
+def without_gamma_and_beta(x, gamma, beta, eps):
+    """Return the normalized tokens."""
+    return _norm(x, 1.0, 0.0, eps)

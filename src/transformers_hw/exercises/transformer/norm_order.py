@@ -149,3 +149,36 @@ def without_residual(x, weights, order):
     for w in weights:
         x = _branch(_norm(x), w) if order == "pre" else _norm(_branch(x, w))
     return _norm(x) if order == "pre" else x
+
+
+@exercise.wrong(
+    "Both orders end with an extra norm. Post-norm has normalized its tokens in the "
+    "last step already, and without sublayers it returns x itself; only pre-norm needs "
+    "the final norm."
+)
+def final_norm_in_both(x, weights, order):
+    """Normalize at the end in any case."""
+    return _norm(stack(x, weights, order))
+
+
+@exercise.wrong(
+    "In pre-norm, you normalize what the sublayer returns, x + N(f(x)). The norm comes "
+    "*before* the sublayer: x + f(N(x))."
+)
+def norm_after_the_sublayer(x, weights, order):
+    """Normalize the branch, not its input."""
+    if order == "post":
+        return stack(x, weights, order)
+    for w in weights:
+        x = x + _norm(_branch(x, w))
+    return _norm(x)
+
+
+@exercise.wrong(
+    "The sublayer lacks its nonlinearity: f(x) is max(0, x W), entry by entry."
+)
+def without_relu(x, weights, order):
+    """Take x W for the sublayer."""
+    for w in weights:
+        x = x + _norm(x) @ w if order == "pre" else _norm(x + x @ w)
+    return _norm(x) if order == "pre" else x

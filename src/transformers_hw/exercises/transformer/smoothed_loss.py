@@ -38,7 +38,7 @@ def cases(rng):
             rng.integers(0, classes, size=n),
             smoothing,
         )
-    yield np.array([[1000.0, 998.0, 0.0]] * 2), np.array([0, 1]), 0.1
+    yield np.array([[1000.0, 998.0, 0.0], [3.0, 1.0, 2.0]]), np.array([1, 0]), 0.1
 
 
 @exercise.solution
@@ -133,11 +133,44 @@ def mean_over_classes(logits, target, smoothing):
 
 
 @exercise.wrong(
-    "Large scores overflow in your softmax, or a probability becomes 0 and its "
-    "logarithm infinite. Compute log p from scores whose maximum has been subtracted."
+    "Large scores overflow in your softmax: exp(1000) is infinite. Subtract the "
+    "largest score of each prediction, and compute log p directly, without p."
 )
 def overflowing(logits, target, smoothing):
     """Take the logarithm of the softmax."""
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     label = (1 - smoothing) * _hot(logits, target) + smoothing / logits.shape[-1]
     return -(label * np.log(p)).sum(-1).mean()
+
+
+@exercise.wrong(
+    "A probability becomes 0, and its logarithm infinite. Do not compute p first: "
+    "log p is the score minus the logarithm of the sum of exponentials."
+)
+def logarithm_of_zero(logits, target, smoothing):
+    """Subtract the maximum, but take the logarithm of the softmax."""
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p = p / p.sum(-1, keepdims=True)
+    label = (1 - smoothing) * _hot(logits, target) + smoothing / logits.shape[-1]
+    return -(label * np.log(p)).sum(-1).mean()
+
+
+@exercise.wrong(
+    "You subtract one maximum from all predictions. Where all scores are far below it, "
+    "every exponential is 0. Each row needs its own: max(axis=-1, keepdims=True)."
+)
+def one_maximum(logits, target, smoothing):
+    """Subtract the largest score of all."""
+    shifted = logits - logits.max()
+    log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    label = (1 - smoothing) * _hot(logits, target) + smoothing / logits.shape[-1]
+    return -(label * log_p).sum(-1).mean()
+
+
+@exercise.wrong(
+    "You sum over the predictions, so the loss grows with n. Sum over the classes, and "
+    "take the mean over the predictions."
+)
+def summed(logits, target, smoothing):
+    """Add up the losses of all predictions."""
+    return len(target) * smoothed_loss(logits, target, smoothing)

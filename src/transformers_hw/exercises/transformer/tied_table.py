@@ -118,3 +118,24 @@ def divided(tokens, table, positions, outputs):
     """Divide by √d."""
     inputs = table[tokens] / np.sqrt(table.shape[-1]) + positions
     return [inputs, outputs @ table.T]
+
+
+@exercise.wrong(
+    "You return probabilities. Logits are the dot products themselves; the softmax "
+    "comes later, in the loss or when a token is chosen."
+)
+def probabilities(tokens, table, positions, outputs):
+    """Apply a softmax to the logits."""
+    inputs, logits = in_and_out(tokens, table, positions, outputs)
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return [inputs, powers / powers.sum(axis=-1, keepdims=True)]
+
+
+@exercise.wrong(
+    "You divide the logits by √d, as attention does with its scores. Here they are the "
+    "plain dot products."
+)
+def divided_logits(tokens, table, positions, outputs):
+    """Divide the logits by √d."""
+    inputs, logits = in_and_out(tokens, table, positions, outputs)
+    return [inputs, logits / np.sqrt(table.shape[-1])]

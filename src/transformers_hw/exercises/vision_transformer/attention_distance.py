@@ -4,9 +4,10 @@ Write `attention_distance(weights, rows, columns, size)`: the attention distance
 head, in pixels. `weights` has shape (h, 1 + N, 1 + N) with N = rows · columns: the
 attention of h heads on one image, from queries (second axis) to keys (last axis). Token
 0 is the class token; the others are the patches of the grid in reading order, squares
-of `size` pixels. Drop the row and the column of the class token, scale the rest of each
-row to sum to 1 again, and average the distances between the centers of patches. The
-result has shape (h,). Every patch gives some weight to patches.
+of `size` by `size` pixels. Drop the row and the column of the class token, and scale
+the rest of each row to sum to 1 again. With these weights, average the distances from
+the center of the query's patch to the centers of all patches. Then take the mean over
+the queries. The result has shape (h,). Every patch gives some weight to patches.
 """
 
 import numpy as np
@@ -136,3 +137,24 @@ def by_city_blocks(weights, rows, columns, size):
     """Add the absolute differences."""
     down, right = _steps(rows, columns, columns)
     return _distance(weights, size * (np.abs(down) + np.abs(right)))
+
+
+@exercise.wrong(
+    "You divide by the number of keys as well, N times too much. The weights of a "
+    "query sum to 1, so their sum with the distances is an average already; take the "
+    "mean over the queries only."
+)
+def mean_over_keys(weights, rows, columns, size):
+    """Take the mean over both axes."""
+    distance = size * np.hypot(*_steps(rows, columns, columns))
+    return _distance(weights, distance) / (rows * columns)
+
+
+@exercise.wrong(
+    "You average the *squared* distances. Take the root of the two squares before you "
+    "average."
+)
+def squared(weights, rows, columns, size):
+    """Forget the root."""
+    distance = size * np.hypot(*_steps(rows, columns, columns))
+    return _distance(weights, distance**2)

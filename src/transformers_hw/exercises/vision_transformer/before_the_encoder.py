@@ -61,3 +61,12 @@ def one_channel():
 def matrix_per_patch():
     """Multiply the embedding by the number of patches."""
     return 144 * (8 * 8 * 3 * 256 + 256) + 256 + (12 * 12 + 1) * 256
+
+
+@exercise.wrong(
+    "You are 512 short: two vectors of 256 numbers are missing. Candidates are the "
+    "bias of the embedding, the class token, and the class token's position."
+)
+def two_vectors_short():
+    """Forget the class token altogether."""
+    return 8 * 8 * 3 * 256 + 256 + 12 * 12 * 256

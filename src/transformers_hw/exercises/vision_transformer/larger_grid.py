@@ -6,10 +6,10 @@ the class token and stays as it is; the others are the patches in reading order.
 a table of shape (1 + R · S, d) for the grid `new` = (R, S).
 
 Interpolate linearly along rows and along columns of the grid. Both grids cover the same
-image, and an embedding belongs to the center of its patch. With a new patches in place
-of b old ones along an axis, the new patch t, counted from 0, has its center at
-(t + 1/2) · b / a - 1/2 in units of the old spacing, counted from the first old center.
-Beyond the outermost old centers, the embedding stays constant.
+image, and an embedding belongs to the center of its patch. Count patches from 0, and
+put the center of old patch i at the coordinate i. In the vertical direction, the center
+of new patch t is then at (t + 1/2) · r / R - 1/2; horizontally, S and s take the place
+of R and r. Beyond the outermost old centers, the embedding stays constant.
 """
 
 import numpy as np
@@ -25,8 +25,8 @@ exercise = Code(
         "(r, s, d).",
         "Along one axis, linear interpolation is a matrix: row t holds the shares of "
         "the old patches in the new patch t, at most two of them.",
-        "Clip the new centers to the range from 0 to b - 1. An old patch at a distance "
-        "x < 1 from a center has the share 1 - x.",
+        "Clip the new centers to the range of the old ones, from 0 to r - 1. An old "
+        "patch at a distance x < 1 from a center has the share 1 - x.",
         "Check yourself: two columns with the values 0 and 4 become 0, 1, 3, 4.",
     ),
     points=3,
@@ -128,8 +128,8 @@ def ends_on_ends(positions, old, new):
 
 
 @exercise.wrong(
-    "The halves are missing: t · b / a compares the left edges of patches, and the "
-    "whole table moves up and to the left. Compare centers."
+    "The halves are missing: t · r / R compares the upper edges of patches, and each "
+    "new patch reads too far up and to the left. Compare centers."
 )
 def edges_for_centers(positions, old, new):
     """Forget the half patch."""
@@ -155,7 +155,7 @@ def nearest(positions, old, new):
     """Copy instead of mixing."""
 
     def shares(many, few):
-        chosen = np.arange(many) * few // many
+        chosen = (2 * np.arange(many) + 1) * few // (2 * many)
         return (chosen[:, None] == np.arange(few)).astype(float)
 
     return _resample(positions, old, new, shares)
@@ -168,3 +168,31 @@ def nearest(positions, old, new):
 def without_class_token(positions, old, new):
     """Return the patches only."""
     return _resample(positions, old, new, lambda a, b: _hat(_centers(a, b), b))[1:]
+
+
+@exercise.wrong(
+    "You forgot to subtract 1/2 at the end: the coordinate 0 is the *center* of the "
+    "first old patch, half a patch from the edge of the image."
+)
+def from_the_edge(positions, old, new):
+    """Count from the edge of the image."""
+    return _resample(positions, old, new, lambda a, b: _hat(_centers(a, b) + 0.5, b))
+
+
+@exercise.wrong(
+    "Beyond the outermost old centers, you continue the line through the last two. The "
+    "embedding stays constant there: clip the new centers to the range of the old ones."
+)
+def extrapolated(positions, old, new):
+    """Continue the lines outside."""
+
+    def shares(many, few):
+        if few == 1:
+            return np.ones((many, 1))
+        centers = _centers(many, few)
+        low = np.clip(np.floor(centers), 0, few - 2).astype(int)
+        rest = (centers - low)[:, None]
+        eye = np.eye(few)
+        return (1 - rest) * eye[low] + rest * eye[low + 1]
+
+    return _resample(positions, old, new, shares)

@@ -4,8 +4,8 @@ Write `patchify(image, size)`: cut an image into square patches. Image files sto
 colors last, so `image` has the shape (H, W, C), and both H and W are multiples of
 `size`. Return an array with one row per patch, of shape (N, C · size²). The patches are
 in reading order: along the top row of the image first, from left to right. Within a row
-the order is (c, i, j), as in the weights of a convolution: all pixels of the first
-channel come first, and those are in reading order, too.
+of the result, the order is (c, i, j), as in the weights of a convolution: all pixels of
+the first channel come first, and those are in reading order, too.
 """
 
 import numpy as np

@@ -129,3 +129,12 @@ def first_image(tokens, gain, shift, head, bias):
 def norm_over_tokens(tokens, gain, shift, head, bias):
     """Normalize over the wrong axis."""
     return _norm(tokens, gain, shift, axis=1)[:, 0] @ head + bias
+
+
+@exercise.wrong(
+    "The layer norm lacks its `gain` and `shift`. Multiply the normalized class token "
+    "by gain and add shift, before the head."
+)
+def without_gain_and_shift(tokens, gain, shift, head, bias):
+    """Return logits of the plain norm."""
+    return logits(tokens, np.ones_like(gain), np.zeros_like(shift), head, bias)
