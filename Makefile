@@ -65,7 +65,9 @@ figures: .venv/installed ## run every example on its quick settings
 
 notebooks: .venv/installed ## run the notebooks, whose outputs are committed
 	.venv/bin/jupyter nbconvert --to notebook --execute --inplace \
-	    --ExecutePreprocessor.record_timing=False docs/notebooks/*.ipynb
+	    --ExecutePreprocessor.record_timing=False docs/notebooks/*.ipynb \
+	    docs/assignments/*_solution.ipynb
+	.venv/bin/python tools/starters.py
 
 bench: .venv/installed ## measure against other libraries, which it installs
 	$(INSTALL) --editable '.[bench]'

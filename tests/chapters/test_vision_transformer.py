@@ -432,6 +432,9 @@ def test_a_fresh_head_is_for_other_classes():
     assert model(x).shape == (3, 5)
     assert model.config.num_classes == 5
     assert torch.equal(model.features(x), features)
+    # Small weights, drawn anew, so that the first predictions are nearly uniform.
+    assert 0.0 < model.head.weight.abs().max() < 0.1
+    assert not model.head.bias.any()
     model.reset_head(None)
     assert torch.equal(model(x), features)
 
@@ -590,3 +593,10 @@ def preset(name: str, **options: Any) -> VisionTransformer:
 )
 def test_malformed_calls_get_clear_errors(call, error, message):
     assert_refused(call, error, message)
+
+
+def test_a_norm_after_pooling_takes_the_place_of_the_one_before_it():
+    options = {"num_classes": 7, "dim": 12, "depth": 2, "heads": 3, "hidden_dim": 20}
+    for pooler in (None, "norm"):
+        model = VisionTransformer(8, 4, pool="mean", pooler=pooler, **options)
+        assert isinstance(model.encoder.final_norm, nn.Identity) == (pooler == "norm")

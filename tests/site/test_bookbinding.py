@@ -237,6 +237,8 @@ GOOD = {
     "docs/chapters/one.md": CHAPTER,
     "docs/chapters/two.md": f"---\ntitle: Two\nchapter: 2\n---\n\n{BOX}{FORMULAS}",
     "docs/diagrams/two/sum.svg": DRAWN,
+    "docs/explorables/sum.mjs": "export const mount = () => {};\n",
+    "docs/moving.md": "# Moving\n\n[[explorable two/sum]]\n> A sum.\n",
     "docs/evidence.md": "[[list evidence]]\n",
     "src/transformers_hw/small.py": CODE,
     "docs/asked.md": "[[list asked]]\n",
@@ -300,6 +302,16 @@ def test_a_box_holds_question_answer_and_evidence(good: Path) -> None:
     assert link in box
     evidence = (good / "evidence/index.html").read_text("utf-8")
     assert '<h3 id="evidence-uni-2c"><a href="../chapters/two/#uni-2c">' in evidence
+
+
+def test_an_explorable_is_a_drawing_that_names_its_script(good: Path) -> None:
+    page = (good / "moving/index.html").read_text("utf-8")
+    head = r'<figure class="diagram explorable"[^>]* data-explorable="sum"[^>]*>'
+    found = re.search(head + ".*?</figure>", page, re.S)
+    assert found
+    assert "<svg" in found[0]
+    assert "A sum." in found[0]
+    assert (good / "explorables/sum.mjs").is_file()
 
 
 def test_diagrams_are_drawn_in_the_page_and_numbered(good: Path) -> None:
@@ -537,6 +549,7 @@ MISTAKES = {
     "[[diagram two/none]]\n> c": "no diagram two/none.svg in docs/diagrams",
     "[[diagram two/bare]]\n> c": "diagram two/bare needs a <title> and a <desc>",
     "[[diagram two/sum]]": "figure two/sum needs a caption",
+    "[[explorable two/none]]\n> c": "no script none.mjs in docs/explorables",
     "[[code small none]]": "there is no none",
     "[[code small]]": "write [[code module object ...]], not 'small'",
     "a [[minutes none]]": "there is no chapter 'none'",

@@ -20,6 +20,8 @@ from small import SETTINGS, build
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+SOLUTIONS = sorted((ROOT / "docs/assignments").glob("*_solution.ipynb"))
+ALL = NOTEBOOKS + sorted((ROOT / "docs/assignments").glob("*.ipynb"))
 WHOLE = os.environ.get("NOTEBOOKS") == "whole"
 # Whole numbers are exact; others depend on the machine, above all after training.
 FRACTION = re.compile(r"-?\d+\.\d+(?:e[+-]\d+)?|-?\d+e[+-]\d+")
@@ -53,7 +55,7 @@ def outputs(cell: nbformat.NotebookNode) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS + SOLUTIONS, ids=lambda path: path.stem)
 def test_running_a_notebook_gives_its_committed_outputs(path: Path) -> None:
     committed = nbformat.read(path, as_version=4)
     again = nbformat.read(path, as_version=4)
@@ -103,7 +105,7 @@ def test_a_notebook_is_a_short_lesson_with_described_images(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_the_first_cell_installs_what_is_missing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,8 @@ class Exercise:
 def read_exercises(root: Path) -> dict[str, Exercise]:
     """Read all exercises, by name."""
     files = sorted((root / FOLDER).glob("*/[a-z]*.py"))
+    # The checks of assignments are for notebooks.
+    files = [path for path in files if path.parent.name != "assignments"]
     named = {f"{path.parent.name}/{path.stem}": path for path in files}
     return {
         name: Exercise(name, path.read_text("utf-8")) for name, path in named.items()
@@ -204,6 +206,7 @@ def bring_along(root: Path, site: Path) -> None:
         str(path.relative_to(root / FOLDER.parents[1])): path.read_text("utf-8")
         for path in sorted((root / FOLDER).rglob("*.py"))
         if path.name not in ("child.py", "grading.py", "isolation.py", "terminal.py")
+        and path.parent.name != "assignments"
     }
     # In the page the package is these files: its own modules need PyTorch.
     files[f"{FOLDER.parent.name}/__init__.py"] = ""

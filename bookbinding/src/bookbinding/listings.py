@@ -1,8 +1,9 @@
-"""Add a page for the source of every test, module and example, with numbered lines."""
+"""Add a page for every source file that a page links to, with numbered lines."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 FOLDER = "source/"
-SHOWN = ("tests/**/*.py", "src/**/*.py", "examples/*.py")
 HEAD = """---
 title: {path}
 hide: [navigation, toc]
@@ -31,10 +31,9 @@ def listing_of(path: str) -> str:
     return f"{FOLDER}{path}.md"
 
 
-def add_listings(files: Files, config: MkDocsConfig, root: Path) -> None:
-    """Add a page for every file of source."""
-    for file in sorted(path for kind in SHOWN for path in root.glob(kind)):
-        path = file.relative_to(root).as_posix()
+def add_listings(files: Files, config: MkDocsConfig, paths: Iterable[str]) -> None:
+    """Add a page for each of these files of source."""
+    for path in sorted(paths):
         head = HEAD.format(path=path)
         files.append(File.generated(config, listing_of(path), content=head))
 

@@ -200,6 +200,15 @@ def diagram(context: Context, parent: Element, argument: str) -> None:
     add_caption(context, shown, names[0])
 
 
+def explorable(context: Context, parent: Element, name: str) -> None:
+    """Show a drawing that the script docs/explorables/<its stem>.mjs brings to life."""
+    stem = name.rpartition("/")[2]
+    if not (context.project.docs / "explorables" / f"{stem}.mjs").is_file():
+        raise ValueError(f"no script {stem}.mjs in docs/explorables")
+    diagram(context, parent, name)
+    parent[-1].attrib |= {"class": "diagram explorable", "data-explorable": stem}
+
+
 def add_caption(
     context: Context, shown: Element, name: str, made: str | None = None
 ) -> None:

@@ -152,6 +152,7 @@ def _directive(found: re.Match[str], file: File, project: Project) -> str:
         "test": lambda name, project: _claims([project.test(name)]),
         "figure": lambda text, _: f"(Figure: {text.partition(':')[2].strip()})",
         "diagram": _diagram,
+        "explorable": _diagram,
         "code": _code,
         "errata": lambda _, project: _errata(Path(file.src_uri).stem, project),
         "erratum": lambda id_, project: _erratum(id_, project),

@@ -45,6 +45,8 @@ NOT_PROSE = re.compile(
 )
 # Folds may stand in folds: the innermost go first.
 FOLD = re.compile(r"<details\b(?:(?!<details\b).)*?</details>", re.S)
+# What the theme brings along for its developers, and for searching in other languages.
+UNUSED = ("assets/**/*.map", "assets/javascripts/lunr/**/*.js")
 LISTED_LAST = re.compile(r"\[\[list (?:questions|references)\]\]")
 
 log = get_plugin_logger("bookbinding")
@@ -73,6 +75,7 @@ class Bookbinding(BasePlugin[Settings]):
                 "test": parts.test,
                 "figure": parts.figure,
                 "diagram": parts.diagram,
+                "explorable": parts.explorable,
                 "code": parts.code,
                 "erratum": parts.erratum,
                 "errata": parts.errata,
@@ -93,11 +96,11 @@ class Bookbinding(BasePlugin[Settings]):
             config.edit_uri = None  # without a forge, there is nowhere to edit
 
     def on_files(self, files: Files, *, config: MkDocsConfig) -> None:
-        """Read the project anew, and add the listings of its source."""
+        """Read the project anew, and add listings of the source that pages link to."""
         self.project = Project(self.root, Path(config.docs_dir))
         self.project.exercises = exercises.read_exercises(self.root)
         self.directives.project = self.project
-        listings.add_listings(files, config, self.root)
+        listings.add_listings(files, config, self.project.sources)
 
     def on_nav(self, nav: Navigation, **_: Any) -> None:
         """Remember the order of the pages."""
@@ -168,6 +171,9 @@ class Bookbinding(BasePlugin[Settings]):
 
     def on_post_build(self, *, config: MkDocsConfig, **_: Any) -> None:
         """Tag what the search should find, and write the pages as Markdown, too."""
+        for unused in UNUSED:
+            for path in Path(config.site_dir).glob(unused):
+                path.unlink()
         exercises.bring_along(self.root, Path(config.site_dir))
         search.add_tags(Path(config.site_dir), self.files, self.project)
         plain.write(config, self.files, self.nav, self.project)

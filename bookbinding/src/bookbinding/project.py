@@ -17,8 +17,10 @@ from mkdocs.utils.meta import get_data
 from bookbinding import questions
 
 HEADING = re.compile(r'<h3 class="question" id="([^"]+)">')
-FIGURE = re.compile(r'<figure class="(?:book|diagram)" id="figure-([^"]+)">')
-SHOWN = re.compile(r"^ {0,3}\[\[(?:figure|diagram)\s+([\w/-]+)", re.M)
+FIGURE = re.compile(r'<figure class="(?:book|diagram)[^>]* id="figure-([^"]+)"')
+SHOWN = re.compile(r"^ {0,3}\[\[(?:figure|diagram|explorable)\s+([\w/-]+)", re.M)
+CODE = re.compile(r"\[\[code\s+([\w.]+)")
+NAMED_TEST = re.compile(r"\[\[test\s+(\w+)")
 BOX = re.compile(r"^\[\[question ([\w.-]+)\]\]\n((?:>.*\n?)+)", re.M)
 ERRATUM = re.compile(r'id="erratum-([^"]+)"')
 CITED = re.compile(
@@ -146,6 +148,19 @@ class Project:
                 asked, _, answer = unquoted(quoted).partition("\n---\n")
                 found[id_] = asked.strip(), answer.strip()
         return found
+
+    @property
+    def sources(self) -> set[str]:
+        """The files that pages link to: tests that are evidence, code, examples."""
+        text = "".join(x.read_text("utf-8") for x in sorted(self.docs.rglob("*.md")))
+        named = {*NAMED_TEST.findall(text)}
+        named |= {name for one in self.errata.values() for name in one.tests}
+        found = {one.path for one in self.tests if one.questions or one.name in named}
+        modules = {name.replace(".", "/") for name in CODE.findall(text)}
+        found |= {f"src/transformers_hw/{name}.py" for name in modules}
+        examples = self.root.glob("examples/*.py")
+        found |= {path.relative_to(self.root).as_posix() for path in examples}
+        return {path for path in found if (self.root / path).is_file()}
 
     def minutes(self, chapter: str) -> int:
         """Return the minutes that a chapter takes to read, without code and answers."""

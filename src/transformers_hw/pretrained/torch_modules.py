@@ -229,6 +229,17 @@ def _compare(
 def _build_attention(layer: MultiHeadAttention) -> nn.Module:
     dim, inner = layer.dim, layer.query_proj.out_features
     widths = (inner, layer.value_proj.out_features, layer.output_proj.out_features)
+    for name in ("qk_norm", "window", "softcap"):
+        if getattr(layer.config, name) is not None:
+            raise ValueError(
+                f"torch.nn.MultiheadAttention has no {name}, got a layer with "
+                f"{name}={getattr(layer.config, name)!r}."
+            )
+    if layer.kv_heads != layer.heads:
+        raise ValueError(
+            "torch.nn.MultiheadAttention has keys and values for every head, got "
+            f"{layer.kv_heads} for {layer.heads} heads."
+        )
     if set(widths) != {dim} or layer.scale is not None:
         raise ValueError(
             "torch.nn.MultiheadAttention has heads that share the width, and the usual "

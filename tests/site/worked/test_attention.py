@@ -619,3 +619,20 @@ def test_the_real_sentence() -> None:
         "the right one in 15 of 22 sentences, more than for any other head, and a coin "
         f"gets there with probability {coin(22, 15):.0%}",
     )
+
+
+# Long sequences
+
+
+def test_the_pairs_in_the_three_masks_and_the_answers_about_windows():
+    pairs = [(i, j) for i in range(6) for j in range(i + 1)]
+    near = [(i, j) for i, j in pairs if i - j < 3]
+    assert (len(pairs), len(near)) == (21, 15)
+    assert len({*near, *((i, 0) for i in range(6))}) == 18
+    assert 4096 / 256 == 16
+    assert math.ceil(8191 / (256 - 1)) == 33
+    assert round(1 / (1 + math.exp(-2)), 3) == 0.881
+    assert {"21 pairs", "15 pairs", "18 pairs"} == {
+        re.search(r"(\d+ pairs)", path.read_text("utf-8"))[1]  # type: ignore[index]
+        for path in (ROOT / "docs/diagrams/attention").glob("window-*.svg")
+    }
