@@ -135,11 +135,11 @@ class Config(ImageExampleConfig):
     """Largest shift of a training image of the main model, in pixels."""
     main_learning_rate: float = 1e-3
     """Peak learning rate of the main model."""
-    samples_of_1_percent: int = 10_000
+    samples_of_1_percent: int = 8_000
     """Images seen in training on 1 % of them, counting repetitions."""
-    samples_of_10_percent: int = 40_000
+    samples_of_10_percent: int = 30_000
     """Images seen in training on 10 % of them, counting repetitions."""
-    samples_of_100_percent: int = 100_000
+    samples_of_100_percent: int = 60_000
     """Images seen in training on all of them, counting repetitions."""
     validation_fraction: float = 0.1
     """Fraction of the training images to choose a way to start by."""
