@@ -63,6 +63,8 @@ from transformers_hw.summary import count_parameters
 from transformers_hw.vision_transformer import Pool
 
 PERCENTS = (10, 1, 100)
+# Models that differ in their positions are tested after every so many epochs.
+EPOCHS_PER_TEST = 2
 POSITIONS = {
     "none": "none",
     "learned": "learned, 1-D",
@@ -525,7 +527,7 @@ def initialization(experiment: Experiment[Config]) -> None:
                     partial(makers[key], split),
                     split,
                     samples=samples[percent],
-                    evaluations=2,
+                    evaluations=1,
                     tests=tests,
                     seed=seed,
                 )
@@ -742,7 +744,7 @@ def positions(experiment: Experiment[Config]) -> None:
                 lambda kind=kind: make_small_vit(experiment, kind),
                 part,
                 samples=config.position_epochs * len(part),
-                evaluations=config.position_epochs,
+                evaluations=config.position_epochs // EPOCHS_PER_TEST,
                 seed=seed,
                 augmentation={"flip": flip},
             )
@@ -982,7 +984,7 @@ def draw_positions(results: Results, metrics: Metrics) -> Drawings:
         styles = zip(POSITIONS, theme.series, ("-", "--", "-.", ":"), strict=False)
         for number, (name, color, style) in enumerate(styles):
             runs = results[f"accuracy.{name}"]
-            epochs = torch.arange(1, runs.shape[1] + 1)
+            epochs = EPOCHS_PER_TEST * torch.arange(1, runs.shape[1] + 1)
             line = plot_runs(left, epochs, runs, color=color, linestyle=style)
             line.set_label(POSITIONS[name])
             dot_runs(right, number - 0.15, runs[:, -1], color=color)
