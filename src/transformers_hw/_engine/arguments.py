@@ -68,10 +68,10 @@ def share_of_head(dim: int, heads: int) -> int:
     return dim // heads
 
 
-def check_dropout(dropout: float) -> None:
+def check_dropout(dropout: float, name: str = "dropout") -> None:
     """Raise unless `dropout` is a probability below one."""
     if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
+        raise ValueError(f"{name} must be in [0, 1), got {dropout}.")
 
 
 def check_choice(name: str, choice: object, choices: tuple[object, ...]) -> None:

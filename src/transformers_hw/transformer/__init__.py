@@ -22,7 +22,17 @@ from transformers_hw.transformer.bert import Bert, BertConfig, mean_pool
 from transformers_hw.transformer.config import LayerConfig, LayerOptions, StackConfig
 from transformers_hw.transformer.layers import DecoderLayer, EncoderLayer
 from transformers_hw.transformer.model import Transformer, TransformerConfig
-from transformers_hw.transformer.parts import FeedForward, LayerNorm, gelu, layer_norm
+from transformers_hw.transformer.parts import (
+    DropPath,
+    FeedForward,
+    LayerNorm,
+    LayerScale,
+    RMSNorm,
+    SwiGLU,
+    gelu,
+    layer_norm,
+    rms_norm,
+)
 from transformers_hw.transformer.stacks import Decoder, DecoderCache, Encoder
 from transformers_hw.transformer.training import (
     label_smoothing_loss,
@@ -35,18 +45,23 @@ __all__ = [
     "Decoder",
     "DecoderCache",
     "DecoderLayer",
+    "DropPath",
     "Encoder",
     "EncoderLayer",
     "FeedForward",
     "LayerConfig",
     "LayerNorm",
     "LayerOptions",
+    "LayerScale",
+    "RMSNorm",
     "StackConfig",
+    "SwiGLU",
     "Transformer",
     "TransformerConfig",
     "gelu",
     "label_smoothing_loss",
     "layer_norm",
     "mean_pool",
+    "rms_norm",
     "transformer_learning_rate",
 ]

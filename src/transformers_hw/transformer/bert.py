@@ -1,6 +1,6 @@
 """BERT: a Transformer encoder of texts."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Unpack
 
 import torch
@@ -18,7 +18,7 @@ from transformers_hw.transformer.config import (
     Norm,
     split_options,
 )
-from transformers_hw.transformer.parts import LayerNorm
+from transformers_hw.transformer.parts import norm_of
 from transformers_hw.transformer.stacks import Encoder
 
 
@@ -118,7 +118,7 @@ class Bert(nn.Module):
         self.token_embedding = nn.Embedding(vocab_size, dim, **factory)
         self.positions = LearnedPositions(max_length, dim, **factory)
         self.segment_embedding = nn.Embedding(num_segments, dim, **factory)
-        self.norm = LayerNorm(dim, eps=config.eps, **factory)
+        self.norm = norm_of(replace(config, bias=True), **factory)
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = Encoder(*sizes, **config.options, **factory)
         self.pooler = nn.Linear(dim, dim, **factory) if pooler else None

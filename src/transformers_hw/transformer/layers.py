@@ -1,7 +1,7 @@
 """The layers of the encoder and of the decoder."""
 
 from collections.abc import Callable
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -17,7 +17,14 @@ from transformers_hw.transformer.config import (
     LayerOptions,
     split_options,
 )
-from transformers_hw.transformer.parts import FeedForward, LayerNorm
+from transformers_hw.transformer.parts import (
+    DropPath,
+    LayerNorm,
+    LayerScale,
+    RMSNorm,
+    network_of,
+    norm_of,
+)
 
 
 class _Layer(nn.Module):
@@ -33,34 +40,42 @@ class _Layer(nn.Module):
         settings, factory = split_options(options)
         self.config = config = LayerConfig(dim, heads, hidden_dim, **settings)
         for name in self.attentions:
+            own = name != "cross_attention"  # a window is around a token's own place
+            near = {"window": config.window, "sinks": config.sinks} if own else {}
             attention = MultiHeadAttention(
                 dim,
                 heads,
+                head_dim=config.head_dim,
                 dropout=config.dropout,
                 bias=config.biases(*PROJECTIONS),
+                kv_heads=config.kv_heads,
+                qk_norm=config.qk_norm,
+                qk_eps=config.eps,
+                softcap=config.softcap,
+                **near,
                 **factory,
             )
             self.add_module(name, attention)
-        self.feed_forward = FeedForward(
-            dim,
-            hidden_dim,
-            activation=config.activation,
-            dropout=config.dropout,
-            bias=bool(config.biases("feed_forward")),
-            **factory,
-        )
-        for name in (*self.attentions, "feed_forward"):
-            bias = bool(config.biases("norm"))
-            norm = LayerNorm(dim, eps=config.eps, bias=bias, **factory)
-            self.add_module(f"{name}_norm", norm)
+        self.feed_forward = network_of(config, **factory)
+        sublayers = (*self.attentions, "feed_forward")
+        for name in sublayers:
+            self.add_module(f"{name}_norm", norm_of(config, **factory))
+        for name in sublayers:
+            scale: nn.Module = nn.Identity()
+            if config.layer_scale is not None:
+                scale = LayerScale(dim, initial=config.layer_scale, **factory)
+            self.add_module(f"{name}_scale", scale)
         self.dropout = nn.Dropout(config.dropout)
+        self.drop_path = DropPath(config.drop_path)
 
     def _residual(
-        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module
+        self, x: Tensor, name: str, sublayer: Callable[[Tensor], Tensor]
     ) -> Tensor:
+        """Add to `x` what a sublayer computes from it."""
+        norm, scale = getattr(self, f"{name}_norm"), getattr(self, f"{name}_scale")
         if self.config.norm == "pre":
-            return x + self.dropout(sublayer(norm(x)))
-        return norm(x + self.dropout(sublayer(x)))
+            return x + self.drop_path(scale(self.dropout(sublayer(norm(x)))))
+        return norm(x + self.drop_path(scale(self.dropout(sublayer(x)))))
 
 
 class EncoderLayer(_Layer):
@@ -102,18 +117,20 @@ class EncoderLayer(_Layer):
 
     attentions = ("attention",)
     attention: MultiHeadAttention
-    attention_norm: LayerNorm
-    feed_forward_norm: LayerNorm
+    attention_norm: LayerNorm | RMSNorm
+    feed_forward_norm: LayerNorm | RMSNorm
 
     @checked
     def forward(
         self,
         x: Float[Tensor, "b n {self.config.dim}"],
         *,
-        mask: Bool[Tensor, "*#b_h #n #n"] | None = None,
-        padding_mask: Bool[Tensor, "b n"] | None = None,
-        bias: Float[Tensor, "*#b_h #n #n"] | None = None,
+        mask: Bool[Tensor, "*#b_h #n #keys"] | None = None,
+        padding_mask: Bool[Tensor, "b keys"] | None = None,
+        bias: Float[Tensor, "*#b_h #n #keys"] | None = None,
         causal: bool = False,
+        rotary: Callable[..., Tensor] | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "b n {self.config.dim}"]:
         """Transform a sequence, with the masks of `MultiHeadAttention`.
 
@@ -123,17 +140,21 @@ class EncoderLayer(_Layer):
             padding_mask: Which tokens are real.
             bias: Numbers added to the scores.
             causal: Whether later tokens are hidden from earlier ones.
+            rotary: What turns queries and keys by their positions.
+            cache: Keys and values of the tokens before these, for a causal layer that
+                is called step by step; the masks then cover all tokens.
 
         Returns:
             The transformed tokens.
         """
 
         def attend(x: Tensor) -> Tensor:
-            masks = {"mask": mask, "padding_mask": padding_mask, "bias": bias}
-            return self.attention(x, **masks, causal=causal)
+            masks: dict[str, Any] = {"mask": mask, "padding_mask": padding_mask}
+            masks |= {"bias": bias, "causal": causal}
+            return self.attention(x, **masks, rotary=rotary, cache=cache)
 
-        x = self._residual(x, attend, self.attention_norm)
-        return self._residual(x, self.feed_forward, self.feed_forward_norm)
+        x = self._residual(x, "attention", attend)
+        return self._residual(x, "feed_forward", self.feed_forward)
 
 
 class DecoderLayer(_Layer):
@@ -164,10 +185,10 @@ class DecoderLayer(_Layer):
 
     attentions = ("self_attention", "cross_attention")
     self_attention: MultiHeadAttention
-    self_attention_norm: LayerNorm
+    self_attention_norm: LayerNorm | RMSNorm
     cross_attention: MultiHeadAttention
-    cross_attention_norm: LayerNorm
-    feed_forward_norm: LayerNorm
+    cross_attention_norm: LayerNorm | RMSNorm
+    feed_forward_norm: LayerNorm | RMSNorm
 
     @checked
     def forward(
@@ -180,6 +201,7 @@ class DecoderLayer(_Layer):
         causal: bool = True,
         memory_mask: Bool[Tensor, "*#b_m #t #s"] | None = None,
         memory_padding_mask: Bool[Tensor, "b s"] | None = None,
+        rotary: Callable[..., Tensor] | None = None,
         cache: tuple[KeyValueCache, KeyValueCache] | None = None,
     ) -> Float[Tensor, "b t {self.config.dim}"]:
         """Transform target tokens, given the encoder's output.
@@ -192,6 +214,8 @@ class DecoderLayer(_Layer):
             causal: Whether later target tokens are hidden from earlier ones.
             memory_mask: Which target tokens may see which tokens of the memory.
             memory_padding_mask: Which tokens of the memory are real.
+            rotary: What turns the queries and keys of self-attention by their
+                positions.
             cache: Keys and values of self-attention and of cross-attention, for
                 decoding step by step.
 
@@ -201,13 +225,14 @@ class DecoderLayer(_Layer):
         self_cache, cross_cache = cache or (None, None)
 
         def attend_to_self(x: Tensor) -> Tensor:
-            masks = {"mask": mask, "padding_mask": padding_mask, "causal": causal}
+            masks: dict[str, Any] = {"mask": mask, "padding_mask": padding_mask}
+            masks |= {"causal": causal, "rotary": rotary}
             return self.self_attention(x, **masks, cache=self_cache)
 
         def attend_to_memory(x: Tensor) -> Tensor:
             masks = {"mask": memory_mask, "padding_mask": memory_padding_mask}
             return self.cross_attention(x, memory, **masks, cache=cross_cache)
 
-        x = self._residual(x, attend_to_self, self.self_attention_norm)
-        x = self._residual(x, attend_to_memory, self.cross_attention_norm)
-        return self._residual(x, self.feed_forward, self.feed_forward_norm)
+        x = self._residual(x, "self_attention", attend_to_self)
+        x = self._residual(x, "cross_attention", attend_to_memory)
+        return self._residual(x, "feed_forward", self.feed_forward)

@@ -1,6 +1,7 @@
 """Layers stacked: the encoder and the decoder."""
 
-from typing import ClassVar, Unpack
+from collections.abc import Callable
+from typing import Any, ClassVar, Unpack
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -14,7 +15,42 @@ from transformers_hw.transformer.config import (
     split_options,
 )
 from transformers_hw.transformer.layers import DecoderLayer, EncoderLayer
-from transformers_hw.transformer.parts import LayerNorm
+from transformers_hw.transformer.parts import norm_of
+
+
+class DecoderCache:
+    """The keys and values of every layer, for decoding step by step.
+
+    Args:
+        depth: Number of layers.
+        window: Window of the layers, beyond which self-attention forgets; `None` to
+            keep everything.
+        sinks: How many of the first tokens to keep in any case.
+    """
+
+    @checked
+    def __init__(
+        self, depth: int, *, window: int | None = None, sinks: int = 0
+    ) -> None:
+        check_sizes(depth=depth)
+        self.layers = [
+            (KeyValueCache(window=window, sinks=sinks), KeyValueCache())
+            for _ in range(depth)
+        ]
+
+    @property
+    def length(self) -> int:
+        """Number of target tokens seen so far."""
+        return self.layers[0][0].length
+
+    def select(self, rows: Int[Tensor, " chosen"]) -> None:
+        """Reorder the batch in self-attention.
+
+        Cross-attention stays as it is: the beams of one sample share their memory, so
+        a row may only be replaced by a row of the same sample.
+        """
+        for self_cache, _ in self.layers:
+            self_cache.select(rows)
 
 
 class _Stack(nn.Module):
@@ -37,11 +73,22 @@ class _Stack(nn.Module):
         settings, factory = split_options(options)
         sizes = (dim, heads, hidden_dim)
         self.config = config = StackConfig(*sizes, depth, final_norm, **settings)
-        self.layers = nn.ModuleList(self.layer(*sizes, **options) for _ in range(depth))
+        # Stochastic depth drops late layers more often than early ones.
+        rates = [config.drop_path * (i + 1) / depth for i in range(depth)]
+        layers = ({**options, "drop_path": rate} for rate in rates)
+        self.layers = nn.ModuleList(self.layer(*sizes, **each) for each in layers)
         self.final_norm = nn.Identity()
         if config.ends_with_norm:
-            bias = bool(config.biases("norm"))
-            self.final_norm = LayerNorm(dim, eps=config.eps, bias=bias, **factory)
+            self.final_norm = norm_of(config, **factory)
+
+    def _caches(self, cache: DecoderCache | None) -> list[Any]:
+        """Return the caches of each layer: of self- and of cross-attention."""
+        caches = [None] * len(self.layers) if cache is None else cache.layers
+        if len(caches) != len(self.layers):
+            raise ValueError(
+                f"cache must be for {len(self.layers)} layers, got {len(caches)}."
+            )
+        return caches
 
 
 class Encoder(_Stack):
@@ -75,43 +122,19 @@ class Encoder(_Stack):
         self,
         x: Float[Tensor, "b n {self.config.dim}"],
         *,
-        mask: Bool[Tensor, "*#b_h #n #n"] | None = None,
-        padding_mask: Bool[Tensor, "b n"] | None = None,
-        bias: Float[Tensor, "*#b_h #n #n"] | None = None,
+        mask: Bool[Tensor, "*#b_h #n #keys"] | None = None,
+        padding_mask: Bool[Tensor, "b keys"] | None = None,
+        bias: Float[Tensor, "*#b_h #n #keys"] | None = None,
         causal: bool = False,
+        rotary: Callable[..., Tensor] | None = None,
+        cache: DecoderCache | None = None,
     ) -> Float[Tensor, "b n {self.config.dim}"]:
         """Transform a sequence; the arguments are those of `EncoderLayer`."""
-        masks = {"mask": mask, "padding_mask": padding_mask, "bias": bias}
-        for layer in self.layers:
-            x = layer(x, **masks, causal=causal)
+        masks: dict[str, Any] = {"mask": mask, "padding_mask": padding_mask}
+        masks |= {"bias": bias, "causal": causal, "rotary": rotary}
+        for layer, both in zip(self.layers, self._caches(cache), strict=True):
+            x = layer(x, **masks, cache=both and both[0])
         return self.final_norm(x)
-
-
-class DecoderCache:
-    """The keys and values of every decoder layer, for decoding step by step.
-
-    Args:
-        depth: Number of layers.
-    """
-
-    @checked
-    def __init__(self, depth: int) -> None:
-        check_sizes(depth=depth)
-        self.layers = [(KeyValueCache(), KeyValueCache()) for _ in range(depth)]
-
-    @property
-    def length(self) -> int:
-        """Number of target tokens seen so far."""
-        return self.layers[0][0].length
-
-    def select(self, rows: Int[Tensor, " chosen"]) -> None:
-        """Reorder the batch in self-attention.
-
-        Cross-attention stays as it is: the beams of one sample share their memory, so
-        a row may only be replaced by a row of the same sample.
-        """
-        for self_cache, _ in self.layers:
-            self_cache.select(rows)
 
 
 class Decoder(_Stack):
@@ -151,15 +174,11 @@ class Decoder(_Stack):
         causal: bool = True,
         memory_mask: Bool[Tensor, "*#b_m #t #s"] | None = None,
         memory_padding_mask: Bool[Tensor, "b s"] | None = None,
+        rotary: Callable[..., Tensor] | None = None,
         cache: DecoderCache | None = None,
     ) -> Float[Tensor, "b t {self.config.dim}"]:
         """Transform target tokens; the arguments are those of `DecoderLayer`."""
-        caches = [None] * len(self.layers) if cache is None else cache.layers
-        if len(caches) != len(self.layers):
-            raise ValueError(
-                f"cache must be for {len(self.layers)} layers, got {len(caches)}."
-            )
-        for layer, layer_cache in zip(self.layers, caches, strict=True):
+        for layer, both in zip(self.layers, self._caches(cache), strict=True):
             x = layer(
                 x,
                 memory,
@@ -168,6 +187,7 @@ class Decoder(_Stack):
                 causal=causal,
                 memory_mask=memory_mask,
                 memory_padding_mask=memory_padding_mask,
-                cache=layer_cache,
+                rotary=rotary,
+                cache=both,
             )
         return self.final_norm(x)
