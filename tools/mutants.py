@@ -51,7 +51,9 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
     "transformer": tuple(
         f"transformer/{part}.py" for part in ("layers", "parts", "stacks", "model")
     ),
-    "vision_transformer": ("vision_transformer.py",),
+    "vision_transformer": tuple(
+        f"vision_transformer/{part}.py" for part in ("patches", "model", "pooling")
+    ),
     "attention_as_convolution": ("attention_as_convolution/gaussian.py",),
 }
 # or the cases that are drawn at random. Tests of all modules would notice more.

@@ -177,16 +177,23 @@ class RotaryPositions2D(nn.Module):
     $$q^\top R_{(k-i,\, l-j)}\, p$$
 
     is the score of a query $q$ at row $i$, column $j$ and a key $p$ at $(k, l)$: it
-    depends on the two offsets only.
+    depends on the two offsets only. Tokens without a position are not rotated, so that
+    their scores depend on where the rows and columns begin to count.
 
     Args:
         dim: Number of features to rotate, divisible by four.
         base: $b > 0$, which sets the longest wavelength.
         layout: Which features form a pair, within each half.
+        first: Whether the first half is for the `"row"` or for the `"column"`.
+        start: Number of the first row and column.
+        reference: `(rows, columns)` of the grid in training. Other grids are stretched
+            to it: a patch gets the angles of its place in the image.
+        centered: Whether to measure positions from the center of the image, from
+            $-2\pi$ to $2\pi$ in a grid of any size, instead of in patches.
 
     Raises:
-        ValueError: If `dim` is not a positive multiple of four, or `base` is not
-            positive.
+        ValueError: If `dim` is not a positive multiple of four, `base` is not
+            positive, a name is unknown, or a centered grid has a reference.
 
     Examples:
         >>> rotary = RotaryPositions2D(8)
@@ -194,19 +201,37 @@ class RotaryPositions2D(nn.Module):
         torch.Size([2, 13, 8])
 
     References:
-        Fang et al. (2024), [EVA-02](https://arxiv.org/abs/2303.11331), section 2.
+        Fang et al. (2024), [EVA-02](https://arxiv.org/abs/2303.11331), section 2;
+        Siméoni et al. (2025), [DINOv3](https://arxiv.org/abs/2508.10104), section 3.2,
+        for centered positions.
     """
 
     @checked
     def __init__(
-        self, dim: int, *, base: float = 10_000.0, layout: Layout = "pairs"
+        self,
+        dim: int,
+        *,
+        base: float = 10_000.0,
+        layout: Layout = "pairs",
+        first: Literal["row", "column"] = "row",
+        start: float = 0.0,
+        reference: tuple[int, int] | None = None,
+        centered: bool = False,
     ) -> None:
         super().__init__()
         check_sizes(dim=dim)
         if dim % 4:
             raise ValueError(f"dim must be a positive multiple of 4, got {dim}.")
         check_choice("layout", layout, ("pairs", "halves"))
-        self.dim = dim
+        check_choice("first", first, ("row", "column"))
+        if reference is not None:
+            reference = height_and_width("reference", reference)
+            if centered:
+                raise ValueError(
+                    f"reference must be None for a centered grid, got {reference}."
+                )
+        self.dim, self.first, self.start = dim, first, start
+        self.reference, self.centered = reference, centered
         self.layout: Layout = layout
         self.axis = RotaryPositions(dim // 2, base=base)
 
@@ -235,17 +260,30 @@ class RotaryPositions2D(nn.Module):
                 f"{self.dim} features, got shape {tuple(x.shape)}."
             )
         omega = self.axis.frequencies(device=x.device)
-        at = torch.cartesian_prod(
-            torch.arange(rows, device=x.device), torch.arange(columns, device=x.device)
-        )
-        angles = rearrange(at.to(omega.dtype), "n two -> n two 1") * omega
+        at = torch.cartesian_prod(*self._numbers((rows, columns), omega))
+        at = at if self.first == "row" else at.flip(-1)
+        angles = rearrange(at, "n two -> n two 1") * omega
         angles = rearrange(angles, "n two i -> n (two i)")
         patches = _rotate(x[..., before:, :], angles, self.dim, self.layout)
         return torch.cat([x[..., :before, :], patches], dim=-2)
 
     def extra_repr(self) -> str:
         """Show the settings in `repr`."""
-        return f"{self.dim}, base={self.axis.base:g}, layout={self.layout!r}"
+        told = f"{self.dim}, base={self.axis.base:g}, layout={self.layout!r}"
+        told += "" if self.first == "row" else f", first={self.first!r}"
+        told += "" if self.start == 0.0 else f", start={self.start:g}"
+        told += "" if self.reference is None else f", reference={self.reference}"
+        return told + (", centered=True" if self.centered else "")
+
+    def _numbers(self, grid: tuple[int, int], like: Tensor) -> list[Tensor]:
+        """Return the numbers of all rows and of all columns."""
+        found = []
+        for size, wanted in zip(grid, self.reference or grid, strict=True):
+            at = self.start + torch.arange(size, dtype=like.dtype, device=like.device)
+            if self.centered:
+                at = 2.0 * math.pi * (2.0 * (at + 0.5) / size - 1.0)
+            found.append(at if wanted == size else at * wanted / size)
+        return found
 
 
 def _rotate(x: Tensor, angles: Tensor, dim: int, layout: Layout) -> Tensor:

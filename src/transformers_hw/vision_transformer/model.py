@@ -1,23 +1,7 @@
-r"""The Vision Transformer: classify an image as a sequence of patches.
-
-An image is cut into patches, each patch becomes a token, a class token is put in
-front, position embeddings are added, and a Transformer encoder follows:
-
-$$
-z_0 = [\,x_\text{class};\; x_1 E;\; \dots;\; x_n E\,] + P,
-\qquad
-z_L = \operatorname{Encoder}(z_0),
-\qquad
-y = N(z_L)_0\, W + b
-$$
-
-Here $x_i$ holds the pixels of patch $i$ in one row, $E$ is the patch embedding, $P$
-the position embeddings, and $N$ the encoder's final layer norm. The model uses the
-image's two axes in two steps only: to cut patches, and to interpolate positions for
-an image of another size.
-"""
+"""The Vision Transformer and its settings."""
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, Unpack
 
@@ -27,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
-    Factory,
+    check_lengths,
     check_sizes,
     height_and_width,
 )
@@ -35,21 +19,28 @@ from transformers_hw._engine.shapes import checked
 from transformers_hw.positional_encoding import (
     AxialPositions2D,
     LearnedPositions2D,
+    RotaryPositions2D,
     SinusoidalPositions2D,
 )
 from transformers_hw.transformer import (
     Encoder,
     FeedForward,
     LayerConfig,
-    LayerNorm,
     LayerOptions,
+    SwiGLU,
 )
-from transformers_hw.transformer.config import Activation, split_options
+from transformers_hw.transformer.config import Network, split_options
+from transformers_hw.transformer.parts import norm_of
+from transformers_hw.vision_transformer.patches import (
+    PatchEmbedding,
+    Size,
+    grid_of,
+)
+from transformers_hw.vision_transformer.pooling import AttentionPooling
 
-Pool = Literal["class", "mean"]
+Pool = Literal["class", "mean", "attention"]
 Pooler = Literal["norm", "tanh"] | None
 Positions = Literal["learned", "axial", "sinusoidal", "none"]
-Size = int | tuple[int, int]
 
 # Width, depth and heads; hidden layers are four times as wide as tokens.
 SIZES = {
@@ -61,106 +52,43 @@ SIZES = {
 }
 
 
-class PatchEmbedding(nn.Module):
-    r"""Cut images into patches and map each, flattened, to a token.
+class TokenOptions(LayerOptions, total=False):
+    """The keywords for tokens, positions and norms beyond those of the paper.
 
-    $$
-    t_{r,s} = b + \sum_{c,i,j} W_{\,\cdot\,,(c,i,j)}\;
-    x_{c,\; r h + i,\; s w + j}
-    $$
-
-    for patches of $h$ by $w$ pixels. This is a convolution whose stride equals its
-    kernel size; `as_convolution` returns it.
-
-    Args:
-        patch_size: Height and width of a patch in pixels; one number for a square.
-        channels: Number of channels of an image.
-        dim: Width of a token.
-        **factory: `device` and `dtype` of the parameters.
-
-    Raises:
-        ValueError: If a size is not positive.
-
-    Examples:
-        >>> embedding = PatchEmbedding((4, 2), channels=3, dim=5)
-        >>> embedding(torch.randn(1, 3, 8, 6)).shape
-        torch.Size([1, 2, 3, 5])
-
-    References:
-        Dosovitskiy et al. (2021), [An Image is Worth 16x16 Words
-        ](https://arxiv.org/abs/2010.11929), section 3.1, equation 1.
+    Attributes:
+        registers: Number of register tokens: learned tokens after the class token,
+            without a position, that no head reads; none by default.
+        class_position: Whether the class token has a position embedding of its own,
+            the default; models with registers often have one for patches only.
+        patch_bias: Whether the patch embedding has a bias, the default.
+        rotary: Keywords of [`RotaryPositions2D`
+            ][transformers_hw.positional_encoding.RotaryPositions2D], `{}` for its
+            defaults, to rotate queries and keys by the positions of their patches,
+            instead of `positions` or in addition to them; `None`, the default, for no
+            rotation.
+        embedding_norm: Whether a norm follows the embedding, before the first layer,
+            as in CLIP; not by default.
+        final_norm: Whether a norm follows the last layer; by default unless it is the
+            pooler.
+        pool_prefix: Whether a mean or attention pools the class token and the
+            registers, too; only the patches by default.
+        pool_heads: Number of heads of attention pooling; `heads` by default.
+        pool_hidden_dim: Width of the hidden layer of attention pooling; `hidden_dim`
+            by default.
     """
 
-    @checked
-    def __init__(
-        self, patch_size: Size, channels: int, dim: int, **factory: Unpack[Factory]
-    ) -> None:
-        super().__init__()
-        self.patch_size = height_and_width("patch_size", patch_size)
-        check_sizes(channels=channels, dim=dim)
-        self.channels = channels
-        pixels = channels * self.patch_size[0] * self.patch_size[1]
-        self.proj = nn.Linear(pixels, dim, **factory)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw weights that preserve the variance of the pixels; zero the bias."""
-        nn.init.trunc_normal_(self.proj.weight, std=self.proj.in_features**-0.5)
-        nn.init.zeros_(self.proj.bias)
-
-    @checked
-    def forward(
-        self, images: Float[Tensor, "b {self.channels} height width"]
-    ) -> Float[Tensor, "b rows columns dim"]:
-        """Embed the patches of images.
-
-        Args:
-            images: Images whose height and width are multiples of the patch's.
-
-        Returns:
-            A grid of tokens, one for each patch.
-
-        Raises:
-            ValueError: If the patch does not divide the images.
-        """
-        _grid((images.shape[2], images.shape[3]), self.patch_size)
-        i, j = self.patch_size
-        # The order (c, i, j) is the one in which a convolution keeps its weights.
-        axes = "b c (rows i) (columns j) -> b rows columns (c i j)"
-        return self.proj(rearrange(images, axes, i=i, j=j))
-
-    def as_convolution(self) -> nn.Conv2d:
-        """Return the convolution that computes the same tokens.
-
-        Returns:
-            A convolution with a copy of the weights; its output has the features in
-            the second axis.
-
-        Examples:
-            >>> embedding, x = PatchEmbedding(4, 3, 5), torch.randn(1, 3, 8, 12)
-            >>> tokens = rearrange(embedding.as_convolution()(x), "b d r s -> b r s d")
-            >>> torch.allclose(tokens, embedding(x), atol=1e-6)
-            True
-        """
-        weight, (i, j) = self.proj.weight, self.patch_size
-        convolution = nn.Conv2d(
-            self.channels,
-            self.proj.out_features,
-            kernel_size=self.patch_size,
-            stride=self.patch_size,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-        kernel = rearrange(weight, "d (c i j) -> d c i j", i=i, j=j)
-        convolution.load_state_dict({"weight": kernel, "bias": self.proj.bias})
-        return convolution
-
-    def extra_repr(self) -> str:
-        """Show the patch size in `repr`."""
-        return f"patch_size={self.patch_size}, channels={self.channels}"
+    registers: int
+    class_position: bool
+    patch_bias: bool
+    rotary: Mapping[str, Any] | None
+    embedding_norm: bool
+    final_norm: bool | None
+    pool_prefix: bool
+    pool_heads: int | None
+    pool_hidden_dim: int | None
 
 
-class VisionTransformerOptions(LayerOptions, total=False):
+class VisionTransformerOptions(TokenOptions, total=False):
     """The keywords that a preset passes on to `VisionTransformer`."""
 
     dim: int
@@ -192,18 +120,40 @@ class VisionTransformerConfig(LayerConfig):
     pooler: Pooler
     positions: Positions
     _: KW_ONLY
-    activation: Activation = "gelu"
+    activation: Network = "gelu"
     eps: float = 1e-6
+    registers: int = 0
+    class_position: bool = True
+    patch_bias: bool = True
+    rotary: Mapping[str, Any] | None = None
+    embedding_norm: bool = False
+    final_norm: bool | None = None
+    pool_prefix: bool = False
+    pool_heads: int | None = None
+    pool_hidden_dim: int | None = None
 
     def __post_init__(self) -> None:
         """Raise unless sizes are positive and patches divide images."""
         super().__post_init__()
         check_sizes(depth=self.depth, channels=self.channels)
+        check_lengths(registers=self.registers)
         if self.num_classes is not None:
             check_sizes(num_classes=self.num_classes)
         if self.pool == "class" and not self.class_token:
             raise ValueError("pool 'class' needs a class token, got class_token=False.")
-        _grid(self.image_size, self.patch_size)
+        grid_of(self.image_size, self.patch_size)
+        if self.rotary is not None:
+            # JSON has no tuples.
+            plain = {
+                name: tuple(x) if isinstance(x, list) else x
+                for name, x in dict(self.rotary).items()
+            }
+            object.__setattr__(self, "rotary", plain)
+
+    @property
+    def prefix(self) -> int:
+        """Number of tokens before those of the patches."""
+        return self.class_token + self.registers
 
 
 class VisionTransformer(nn.Module):
@@ -233,8 +183,10 @@ class VisionTransformer(nn.Module):
         hidden_dim: Width of the feed-forward networks' hidden layers; `4 * dim` by
             default.
         channels: Number of channels of an image.
-        pool: What the head reads: `"class"`, the class token, or `"mean"`, the mean of
-            the patches' tokens.
+        pool: What the head reads: `"class"`, the class token; `"mean"`, the mean of
+            the patches' tokens; or `"attention"`, what a learned query gathers from
+            them
+            ([`AttentionPooling`][transformers_hw.vision_transformer.AttentionPooling]).
         class_token: Whether there is a class token; by default only if `pool` needs it.
         pooler: Layer between pooling and head: `"norm"`, the final layer norm, moved
             from before pooling to after it; `"tanh"`, a linear layer and a tanh, the
@@ -245,6 +197,8 @@ class VisionTransformer(nn.Module):
             ([`AxialPositions2D`][transformers_hw.positional_encoding.AxialPositions2D]);
             `"sinusoidal"`, half for the row and half for the column; or `"none"`.
         **options: Keywords of
+            [`TokenOptions`][transformers_hw.vision_transformer.TokenOptions], such as
+            `registers`, and of
             [`LayerOptions`][transformers_hw.transformer.LayerOptions]; here
             `activation` is `"gelu"` and `eps` $10^{-6}$ by default. `dropout` also
             acts on the tokens that enter the encoder.
@@ -265,7 +219,8 @@ class VisionTransformer(nn.Module):
     References:
         Dosovitskiy et al. (2021), [An Image is Worth 16x16 Words
         ](https://arxiv.org/abs/2010.11929), section 3.1 and figure 1; appendix D.3
-        for the mean, D.4 for the positions.
+        for the mean, D.4 for the positions; Darcet et al. (2024), [Vision Transformers
+        Need Registers](https://arxiv.org/abs/2309.16588), section 3, for registers.
     """
 
     @checked
@@ -284,7 +239,7 @@ class VisionTransformer(nn.Module):
         class_token: bool | None = None,
         pooler: Pooler = None,
         positions: Positions = "learned",
-        **options: Unpack[LayerOptions],
+        **options: Unpack[TokenOptions],
     ) -> None:
         super().__init__()
         settings, factory = split_options(options)
@@ -301,22 +256,47 @@ class VisionTransformer(nn.Module):
             positions,
             **settings,
         )
-        self.grid = _grid(config.image_size, config.patch_size)
-        self.patch_embedding = PatchEmbedding(patch_size, channels, dim, **factory)
+        self.grid = grid_of(config.image_size, config.patch_size)
+        self.patch_embedding = PatchEmbedding(
+            patch_size, channels, dim, bias=config.patch_bias, **factory
+        )
         self.positions = _positions(positions, self.grid, dim, factory)
         self.class_token = self.class_position = None
         if config.class_token:
             self.class_token = nn.Parameter(torch.empty(dim, **factory))
-            if positions in ("learned", "axial"):
+            if config.class_position and positions in ("learned", "axial"):
                 self.class_position = nn.Parameter(torch.empty(dim, **factory))
+        self.registers = None
+        if config.registers:
+            count = config.registers
+            self.registers = nn.Parameter(torch.empty(count, dim, **factory))
         self.dropout = nn.Dropout(config.dropout)
-        final_norm = False if pooler == "norm" else None
+        self.embedding_norm = self.rotary = self.attention_pooling = None
+        if config.embedding_norm:
+            self.embedding_norm = norm_of(config, **factory)
+        if config.rotary is not None:
+            head_dim = config.head_dim or dim // heads
+            self.rotary = RotaryPositions2D(head_dim, **config.rotary)
+        final_norm = config.final_norm
+        if final_norm is None and pooler == "norm":
+            final_norm = False
         layers = {**config.options, **factory}
         self.encoder = Encoder(*sizes, final_norm=final_norm, **layers)
+        if pool == "attention":
+            self.attention_pooling = AttentionPooling(
+                dim,
+                config.pool_heads or heads,
+                config.pool_hidden_dim or config.hidden_dim,
+                activation="gelu"
+                if config.activation == "swiglu"
+                else config.activation,
+                dropout=config.dropout,
+                eps=config.eps,
+                **factory,
+            )
         self.pooler = nn.Identity()
         if pooler == "norm":
-            bias = bool(config.biases("norm"))
-            self.pooler = LayerNorm(dim, eps=config.eps, bias=bias, **factory)
+            self.pooler = norm_of(config, **factory)
         elif pooler == "tanh":
             self.pooler = nn.Sequential(nn.Linear(dim, dim, **factory), nn.Tanh())
         self.head = _head(dim, num_classes, factory)
@@ -375,16 +355,16 @@ class VisionTransformer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialize vectors and head with small numbers, hidden layers by Glorot."""
-        for vector in (self.class_token, self.class_position):
+        for vector in (self.class_token, self.class_position, self.registers):
             if vector is not None:
                 nn.init.trunc_normal_(vector, std=0.02)
         _reset_head(self.head)
-        for module in self.encoder.modules():
-            if isinstance(module, FeedForward):
-                for projection in (module.hidden_proj, module.output_proj):
-                    nn.init.xavier_uniform_(projection.weight)
-                    if projection.bias is not None:
-                        nn.init.zeros_(projection.bias)
+        networks = [x for x in self.modules() if isinstance(x, FeedForward | SwiGLU)]
+        for projection in (part for x in networks for part in x.children()):
+            if isinstance(projection, nn.Linear):
+                nn.init.xavier_uniform_(projection.weight)
+                if projection.bias is not None:
+                    nn.init.zeros_(projection.bias)
 
     @checked
     def reset_head(self, num_classes: int | None) -> None:
@@ -414,24 +394,26 @@ class VisionTransformer(nn.Module):
         Raises:
             ValueError: If the patch does not divide the images.
         """
-        tokens = self.embed(images)
-        tokens = self.encoder(tokens)
-        return self.head(self.pool(tokens))
+        return self.head(self.pool(self.encode(images)))
 
     @checked
     def embed(
         self, images: Float[Tensor, "b {self.config.channels} height width"]
     ) -> Float[Tensor, "b n {self.config.dim}"]:
-        """Return the tokens that enter the encoder, with any class token first."""
+        """Return the tokens that enter the encoder: class token, registers, patches."""
         grid = self.positions(self.patch_embedding(images))
         tokens = rearrange(grid, "b rows columns d -> b (rows columns) d")
+        if self.registers is not None:
+            registers = repeat(self.registers, "r d -> b r d", b=tokens.shape[0])
+            tokens = torch.cat([registers, tokens], dim=1)
         if self.class_token is not None:
             first = self.class_token
             if self.class_position is not None:
                 first = first + self.class_position
             first = repeat(first, "d -> b 1 d", b=tokens.shape[0])
             tokens = torch.cat([first, tokens], dim=1)
-        return self.dropout(tokens)
+        tokens = self.dropout(tokens)
+        return tokens if self.embedding_norm is None else self.embedding_norm(tokens)
 
     @checked
     def encode(
@@ -443,9 +425,63 @@ class VisionTransformer(nn.Module):
             images: Images that the patch divides.
 
         Returns:
-            The class token, if there is one, then those of the patches, row by row.
+            The class token and the registers, if there are any, then the tokens of the
+            patches, row by row.
         """
-        return self.encoder(self.embed(images))
+        return self.encoder(self.embed(images), rotary=self._rotation(images))
+
+    @checked
+    def intermediate_layers(
+        self,
+        images: Float[Tensor, "b {self.config.channels} height width"],
+        indices: Sequence[int],
+        *,
+        norm: bool = False,
+    ) -> list[Float[Tensor, "b n {self.config.dim}"]]:
+        """Return every token as it leaves some of the layers.
+
+        Tasks that need a feature for each position, such as segmentation and depth,
+        read several layers. The first `config.prefix` tokens are the class token and
+        the registers.
+
+        Args:
+            images: Images that the patch divides.
+            indices: Numbers of the layers, from zero; negative ones count from the
+                last.
+            norm: Whether to apply the norm that follows the last layer to each.
+
+        Returns:
+            The tokens of these layers, in the order of `indices`.
+
+        Raises:
+            ValueError: If there is no such layer.
+
+        Examples:
+            >>> model = VisionTransformer(8, 4, num_classes=7, dim=6, depth=3, heads=2)
+            >>> tokens = model.intermediate_layers(torch.randn(5, 3, 8, 8), [1, -1])
+            >>> [tuple(x.shape) for x in tokens]
+            [(5, 5, 6), (5, 5, 6)]
+        """
+        depth = len(self.encoder.layers)
+        if not all(-depth <= i < depth for i in indices):
+            raise ValueError(
+                f"indices must be from {-depth} to {depth - 1}, got {list(indices)}."
+            )
+        tokens, rotary = self.embed(images), self._rotation(images)
+        leaving = []
+        for layer in self.encoder.layers:
+            tokens = layer(tokens, rotary=rotary)
+            leaving.append(tokens)
+        chosen = [leaving[i] for i in indices]
+        return [self.encoder.final_norm(x) for x in chosen] if norm else chosen
+
+    def _rotation(self, images: Tensor) -> Callable[..., Tensor] | None:
+        """Return what turns queries and keys by the positions of these patches."""
+        if self.rotary is None:
+            return None
+        rotary, (i, j) = self.rotary, self.config.patch_size
+        grid = (images.shape[2] // i, images.shape[3] // j)
+        return lambda x, start=0: rotary(x, grid)
 
     @checked
     def pool(
@@ -457,12 +493,16 @@ class VisionTransformer(nn.Module):
             tokens: Output of `encode`.
 
         Returns:
-            The class token, or the mean of the patches' tokens, after the pooler.
+            The class token, the mean of the patches' tokens, or what attention gathers
+            from them, after the pooler.
         """
         if self.config.pool == "class":
             return self.pooler(tokens[:, 0])
-        patches = tokens[:, 1:] if self.config.class_token else tokens
-        return self.pooler(reduce(patches, "b n d -> b d", "mean"))
+        if not self.config.pool_prefix:
+            tokens = tokens[:, self.config.prefix :]
+        if self.attention_pooling is not None:
+            return self.pooler(self.attention_pooling(tokens))
+        return self.pooler(reduce(tokens, "b n d -> b d", "mean"))
 
     @checked
     def features(
@@ -498,13 +538,3 @@ def _positions(
     if name == "axial":
         return AxialPositions2D(grid, dim, **factory)
     return SinusoidalPositions2D(dim) if name == "sinusoidal" else nn.Identity()
-
-
-def _grid(image: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
-    (height, width), (i, j) = image, patch
-    if height < 1 or width < 1 or height % i or width % j:
-        raise ValueError(
-            "the patch must divide the image, "
-            f"got a patch of {i}×{j} and an image of {height}×{width} pixels."
-        )
-    return height // i, width // j
