@@ -6,9 +6,11 @@ and with large steps of the centers. `models` compares it with learned relative
 positions and with a ResNet, whose convolutions are then replaced by attention.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -45,12 +47,12 @@ from transformers_hw.lab.objectives import classify
 from transformers_hw.lab.optimization import Optimizer
 from transformers_hw.lab.plotting import (
     LIGHT,
+    WIDTH,
     Theme,
     dot_runs,
     heatmap,
     label_line,
     plain_text,
-    plot_runs,
 )
 from transformers_hw.lab.resnet import small_resnet
 from transformers_hw.summary import count_parameters
@@ -91,6 +93,7 @@ DISTANCES = (
     "bound_anywhere",
 )
 SHOWN_IMAGE = 3
+SVG_WIDTH = 72 * WIDTH
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,10 @@ def heads(experiment: Experiment[Config]) -> None:
     experiment.metrics["model"] = outcome(experiment, model, [progress])
     experiment.results["accuracy"] = accuracies([progress])[0]
     heads_over_time(experiment, progress)
+    torch.manual_seed(config.seed)
+    untrained = make_model(experiment, GAUSSIAN, config.patch_size)
+    experiment.metrics["heads"] = measured_heads(model)
+    experiment.metrics["heads_untrained"] = measured_heads(untrained)
     as_convolutions(experiment, model)
 
 
@@ -220,6 +227,7 @@ def steps(experiment: Experiment[Config]) -> None:
             metrics[f"scale_{scale}"] = outcome(experiment, model, found)
         trail = torch.stack(trails)
         experiment.results[f"heads.{scale}"] = trail
+        experiment.results[f"accuracy.{scale}"] = accuracies(found)
         moved = (trail[:, -1] - trail[:, 0])[..., :2].norm(dim=-1)
         metrics[f"scale_{scale}"] |= {
             "tokens_moved": spread(moved.mean((1, 2)).tolist(), 2),
@@ -388,6 +396,19 @@ def head_positions(model: nn.Module) -> Tensor:
     return torch.stack(found)
 
 
+def measured_heads(model: nn.Module) -> list[Metrics]:
+    """Return the metrics of each layer's heads, rounded."""
+    return [
+        {
+            name: [round(x, 4) for x in value]
+            if isinstance(value, list)
+            else round(value, 4)
+            for name, value in asdict(head_metrics(layer)).items()
+        }
+        for layer in gaussian_layers(model)
+    ]
+
+
 def untrained_heads(
     experiment: Experiment[Config], patch_size: int, seed: int
 ) -> Tensor:
@@ -473,7 +494,6 @@ def heads_over_time(experiment: Experiment[Config], progress: Progress) -> None:
 def as_convolutions(experiment: Experiment[Config], model: nn.Module) -> None:
     """Read a convolution off every layer, and measure how far the two are apart."""
     layers = gaussian_layers(model)
-    experiment.metrics["heads"] = [asdict(head_metrics(layer)) for layer in layers]
     inputs = outputs_of(model, layers, one_per_class(experiment)[:9], inputs=True)
     found: dict[str, list[Tensor]] = {"taps": [], "filters": [], "energy": []}
     measured = []
@@ -603,7 +623,10 @@ def draw_trails(figure: Figure, theme: Theme, trail: Tensor) -> None:
     """Draw the trails of each layer's heads, with a circle for their spread."""
     depth = trail.shape[1]
     rows = 1 if depth < 4 else 2
-    panels = figure.subplots(rows, -(-depth // rows), squeeze=False)
+    panels = figure.subplots(
+        rows, -(-depth // rows), squeeze=False, sharex=True, sharey=True
+    )
+    (top, left), (bottom, right) = extent(trail)
     for number, (axes, heads) in enumerate(
         zip(panels.flat, trail.unbind(1), strict=False), 1
     ):
@@ -611,25 +634,147 @@ def draw_trails(figure: Figure, theme: Theme, trail: Tensor) -> None:
         axes.add_patch(kernel)
         axes.plot(0, 0, "s", color=theme.ink, ms=5)
         for head, trajectory in enumerate(heads.unbind(1)):
-            color = theme.series[head % len(theme.series)]
+            color, marker = head_style(theme, head)
             row, column, spread = trajectory.unbind(1)
             axes.plot(column, row, color=color, lw=1.2)
             for at, fill in ((0, theme.paper), (-1, color)):
                 axes.plot(
-                    column[at], row[at], "o", ms=4.5, mfc=fill, mec=color, zorder=3
+                    column[at], row[at], marker, ms=4.5, mfc=fill, mec=color, zorder=3
                 )
             end, radius = (column[-1].item(), row[-1].item()), spread[-1].item()
             axes.add_patch(Circle(end, radius, fc=color, alpha=0.12, lw=0))
             axes.add_patch(Circle(end, radius, fc="none", ec=color, lw=0.8))
-        reach = heads[..., :2].abs().max().item() + 1.5
+        for (row, column), text in named_ends(heads[-1]):
+            axes.annotate(
+                text,
+                (column, row),
+                xytext=(4, 4),
+                textcoords="offset points",
+                fontsize=7,
+            )
         axes.set(title=f"layer {number}", aspect="equal")
-        axes.set(xlim=(-reach, reach), ylim=(reach, -reach))
-        axes.locator_params(integer=True, nbins=7)
+        axes.set(xlim=(left, right), ylim=(bottom, top))
+        axes.locator_params(integer=True, nbins=9)
     figure.supylabel("tokens below the query", fontsize=9)
     figure.supxlabel(
         "tokens to the right of the query ■, with a 3 × 3 window around it\n"
-        "○ before training   ● after it, with a circle of one standard deviation",
+        "hollow: before training; filled: after it, with the head's number "
+        "and a circle of one standard deviation",
         fontsize=9,
+    )
+
+
+def extent(trail: Tensor) -> tuple[list[float], list[float]]:
+    """Return the first and the last row and column to draw, relative to the query."""
+    at = rearrange(trail[..., :2], "... axes -> (...) axes")
+    low, high = at.amin(0).clamp(max=-1.5) - 1, at.amax(0).clamp(min=1.5) + 1
+    return low.tolist(), high.tolist()
+
+
+def head_style(theme: Theme, head: int) -> tuple[str, str]:
+    """Return the color and the marker of a head, which differ from head to head."""
+    again, number = divmod(head, len(theme.series))
+    return theme.series[number], "osD^v"[again % 5]
+
+
+def named_ends(ends: Tensor) -> list[tuple[tuple[float, float], str]]:
+    """Return rows and columns, each with the numbers of all heads that are there."""
+    groups: list[tuple[tuple[float, float], str]] = []
+    for head, (row, column, _) in enumerate(ends.tolist(), 1):
+        for place, (at, text) in enumerate(groups):
+            if math.dist(at, (row, column)) < 0.3:
+                groups[place] = (at, f"{text}, {head}")
+                break
+        else:
+            groups.append(((row, column), str(head)))
+    return groups
+
+
+def movement(trail: Tensor, theme: Theme, *, still: bool = False) -> str:
+    """Write an SVG in which the heads of each layer move as they did in training.
+
+    It plays three times, and then shows the heads at the end of training, as it does
+    from the beginning if it is `still`, or where the reader wants no motion.
+    """
+    times, depth, heads, _ = trail.shape
+    columns = next(n for n in (3, 2, 1) if depth % n == 0 or n == 1)
+    (top, left), (bottom, right) = extent(trail)
+    panel = SVG_WIDTH / columns
+    unit = (panel - 20) / (right - left)
+    high = unit * (bottom - top) + 24
+    height = -(-depth // columns) * high + 36
+    # The heads stay a while where they start, and longer where they end.
+    stops = [8 + 72 * time / (times - 1) for time in range(times)]
+    styles, shapes = [], []
+
+    def animate(name: str, frames: Sequence[str]) -> None:
+        steps = "".join(
+            f"{stop:.4g}%{{transform:{frame}}}"
+            for stop, frame in zip(stops, frames, strict=True)
+        )
+        # Before the first and after the last stop, the heads rest.
+        rest = f"0%{{transform:{frames[0]}}}{steps}100%{{transform:{frames[-1]}}}"
+        styles.append(f"@keyframes {name}{{{rest}}}#{name}{{animation-name:{name}}}")
+
+    for layer, head in itertools.product(range(depth), range(heads)):
+        color, _ = head_style(theme, head)
+        path = trail[:, layer, head].tolist()
+        at = [(unit * column, unit * row) for row, column, _ in path]
+        dots = [f"translate({x:.1f}px,{y:.1f}px)" for x, y in at]
+        rings = [
+            f"{dot}scale({unit * spread:.1f})"
+            for dot, (_, _, spread) in zip(dots, path, strict=True)
+        ]
+        dot, ring = f"d{layer}-{head}", f"r{layer}-{head}"
+        animate(dot, dots)
+        animate(ring, rings)
+        if head == 0:
+            x = layer % columns * panel + 10 - unit * left
+            y = layer // columns * high + 24 - unit * top
+            window = 3 * unit
+            shapes.append(
+                f'</g><g transform="translate({x:.1f} {y:.1f})">'
+                f'<text x="{unit * (left + right) / 2:.1f}" y="{unit * top - 10:.1f}">'
+                f"layer {layer + 1}</text>"
+                f'<path class="window" d="M{-window / 2:.1f} {-window / 2:.1f}'
+                f'h{window:.1f}v{window:.1f}h{-window:.1f}z"/>'
+                '<path class="query" d="M-3.5-3.5h7v7h-7z"/>'
+            )
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+        number = f'<text y="3.1">{head + 1}</text>'
+        shapes.append(
+            f'<g style="--c:{color}"><polyline points="{line}"/>'
+            f'<circle class="m ring" id="{ring}" r="1" style="transform:{rings[-1]}"/>'
+            f'<g class="m dot" id="{dot}" style="transform:{dots[-1]}">'
+            f'<circle r="5.5"/>{number}</g></g>'
+        )
+    first, last = 60.0, SVG_WIDTH - 60
+    animate("now", [f"translate({first + (last - first) * t / (times - 1):.1f}px,0)"
+                    for t in range(times)])  # fmt: skip
+    below = height - 16
+    clock = (
+        f'</g><g transform="translate(0 {below:.1f})">'
+        f'<path class="window" d="M{first:g} 0H{last:g}"/>'
+        f'<text x="{first - 30:g}" y="3">start</text>'
+        f'<text x="{last + 30:g}" y="-3">epoch</text>'
+        f'<text x="{last + 30:g}" y="8">{times - 1}</text>'
+        f'<circle class="m" id="now" r="4" style="transform:translate({last:g}px,0)"/>'
+    )
+    moving = (
+        "@media screen and (prefers-reduced-motion:no-preference)"
+        f"{{.m{{animation:9s linear 3}}{''.join(styles)}}}"
+    )
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" role="img" '
+        f'viewBox="0 0 {SVG_WIDTH:g} {height:.1f}">'
+        "<title>The heads of each layer move during training</title><style>"
+        f"text{{font:9px 'DejaVu Sans',sans-serif;fill:{theme.ink};text-anchor:middle}}"
+        f".dot text{{font-size:8px;fill:{theme.paper}}}.dot circle{{fill:var(--c)}}"
+        f".window{{fill:none;stroke:{theme.ink};stroke-width:.8;stroke-dasharray:1 2}}"
+        f".query,#now{{fill:{theme.ink}}}polyline{{fill:none;stroke:var(--c);opacity:.4}}"
+        ".ring{fill:var(--c);fill-opacity:.12;stroke:var(--c);stroke-width:.8;"
+        f"vector-effect:non-scaling-stroke}}{'' if still else moving}</style>"
+        f"<g>{''.join(shapes)}{clock}</g></svg>\n"
     )
 
 
@@ -789,7 +934,9 @@ def draw_heads(results: Results, metrics: Metrics) -> Drawings:
         axes.set_ylabel("largest error ● and bound –, in typical outputs")
 
     return {
-        "centers": (centers, 3.0 if results["heads"].shape[1] < 4 else 6.4),
+        "centers": (centers, 3.9 if results["heads"].shape[1] < 3 else 6.4),
+        "movement": partial(movement, results["heads"]),
+        "movement-still": partial(movement, results["heads"], still=True),
         "kernels": (kernels, 0.8 + 0.95 * len(results["kernel.taps"])),
     }
 
@@ -798,22 +945,29 @@ def draw_steps(results: Results, metrics: Metrics) -> Drawings:
     """Return the figure of small and large steps of the centers."""
 
     def steps(figure: Figure, theme: Theme) -> None:
-        left, right = figure.subplots(1, 2)
+        panels = figure.subplots(1, 3)
         for number, scale in enumerate(STEP_SCALES):
             trail, color = results[f"heads.{scale}"], theme.series[number]
-            moved = (trail - trail[:, :1])[..., :2].norm(dim=-1).mean((2, 3))
-            epochs = torch.arange(moved.shape[1])
-            line = plot_runs(left, epochs, moved, color=color)
-            line.set_label(f"steps × {scale}")
-            ends = metrics[f"scale_{scale}"]["test_accuracy"]
-            dots = [100 * ends[key] for key in ("min", "mean", "max")]
-            dot_runs(right, number, dots, color=color)
-        left.legend()
-        left.set(title="how far heads moved", xlabel="epochs", ylabel="tokens")
-        right.set_xticks(range(len(STEP_SCALES)), [f"× {x}" for x in STEP_SCALES])
-        right.set(title="test accuracy, %", xlim=(-0.5, len(STEP_SCALES) - 0.5))
+            moved = (trail[:, -1] - trail[:, 0])[..., :2].norm(dim=-1)
+            for axes, values in zip(
+                panels,
+                (
+                    moved.mean((1, 2)),
+                    trail[:, -1, ..., 2].mean((1, 2)),
+                    100 * results[f"accuracy.{scale}"][:, -1],
+                ),
+                strict=True,
+            ):
+                dot_runs(axes, number, values, color=color)
+        titles = ("mean move, in tokens", "mean spread, in tokens", "test accuracy, %")
+        for axes, title in zip(panels, titles, strict=True):
+            axes.set_xticks(range(len(STEP_SCALES)), [f"× {x}" for x in STEP_SCALES])
+            axes.set(title=title, xlim=(-0.5, len(STEP_SCALES) - 0.5))
+        panels[1].set_xlabel("steps of centers and sharpness")
+        panels[0].set_ylim(bottom=0)
+        panels[1].axhline(1.0, color=theme.ink, lw=0.8, ls=":")
 
-    return {"steps": (steps, 2.8)}
+    return {"steps": (steps, 2.6)}
 
 
 def draw_models(results: Results, metrics: Metrics) -> Drawings:
@@ -822,22 +976,21 @@ def draw_models(results: Results, metrics: Metrics) -> Drawings:
     def comparison(figure: Figure, theme: Theme) -> None:
         axes = figure.subplots()
         compared = metrics["models"]
-        curves = {name: 100 * results[f"accuracy.{name}"] for name in compared}
-        every = torch.cat([x.flatten() for x in curves.values()])
-        # Labels keep apart where lines do not.
-        gap, lowest = 0.07 * (every.max() - every.min()).item(), 0.0
-        colors = dict(zip(compared, theme.series, strict=False))
-        ends = {name: curve[:, -1].mean().item() for name, curve in curves.items()}
-        for name in sorted(ends, key=ends.__getitem__):
-            epochs = torch.arange(1, curves[name].shape[1] + 1)
-            plot_runs(axes, epochs, curves[name], color=colors[name], marker="o", ms=3)
-            height = max(lowest, ends[name])
-            lowest = height + gap
-            text = f"{MODELS[name][0]} ({compared[name]['parameters']:,})"
-            label_line(axes, text, (epochs[-1].item(), height), colors[name])
+        labels = []
+        for row, (name, model) in enumerate(compared.items()):
+            color = theme.series[row]
+            ends = 100 * results[f"accuracy.{name}"][:, -1]
+            axes.plot([ends.min(), ends.max()], [row, row], color=color, lw=0.8)
+            axes.plot(ends, [row] * len(ends), "o", color=color, ms=5)
+            labels.append(
+                f"{MODELS[name][0]}\n{model['parameters']:,} parameters,\n"
+                f"{2 * model['million_multiply_adds']:.0f} MFLOPs per image"
+            )
+        axes.set_yticks(range(len(labels)), labels, fontsize=8)
+        axes.set(ylim=(len(labels) - 0.5, -0.5))
+        axes.margins(x=0.1)
         seen = compared[RESNET]["images_seen"]
-        axes.set(title=f"after {seen:,} images each (and number of parameters)")
-        axes.set(xlabel="epochs", ylabel="test accuracy, %")
+        axes.set(title=f"test accuracy after {seen:,} images, %")
 
     def resnet(figure: Figure, theme: Theme) -> None:
         differences = metrics["resnet_map_largest_difference"]

@@ -80,9 +80,6 @@ STARTS: dict[str, tuple[str, dict[str, Any] | None]] = {
     "shifts": ("shifts", NOTHING | {"attend": "shifts"}),
     "values": ("values", NOTHING | {"values": True}),
     "whitened": ("whitening", NOTHING | {"whiten": True}),
-    "shifts_values": ("shifts + values", {"whiten": False}),
-    "shifts_whitened": ("shifts + whitening", {"values": False}),
-    "mimetic_whitened": ("mimetic + whitening", {"attend": "mimetic"}),
     "all": ("shifts + values + whitening", {}),
 }
 RESNETS = {"resnet": "ResNet", "resnet_whitened": "ResNet + whitening"}
@@ -125,7 +122,7 @@ class Config(ImageExampleConfig):
     """Pooling of the main model."""
     main: Sizes = Sizes()
     """Sizes of the main model."""
-    started: Sizes = Sizes(dim=64, depth=4, heads=4, hidden_dim=128)
+    started: Sizes = Sizes(dim=48, depth=4, heads=3, hidden_dim=96)
     """Sizes of the models that differ in how they start."""
     small: Sizes = Sizes(dim=48, depth=3, heads=3, hidden_dim=96)
     """Sizes of the models that differ in their positions."""
@@ -141,7 +138,7 @@ class Config(ImageExampleConfig):
     """Images seen in training on 1 % of them, counting repetitions."""
     samples_of_10_percent: int = 30_000
     """Images seen in training on 10 % of them, counting repetitions."""
-    samples_of_100_percent: int = 60_000
+    samples_of_100_percent: int = 50_000
     """Images seen in training on all of them, counting repetitions."""
     validation_fraction: float = 0.1
     """Fraction of the training images to choose a way to start by."""
@@ -744,7 +741,7 @@ def positions(experiment: Experiment[Config]) -> None:
                 lambda kind=kind: make_small_vit(experiment, kind),
                 part,
                 samples=config.position_epochs * len(part),
-                evaluations=config.position_epochs // EPOCHS_PER_TEST,
+                evaluations=max(1, config.position_epochs // EPOCHS_PER_TEST),
                 seed=seed,
                 augmentation={"flip": flip},
             )

@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from transformers_hw.lab.plotting import Theme, plain_text, save_figures
@@ -143,6 +146,39 @@ def test_a_class_may_be_called_anything(tmp_path: Path) -> None:
     drawings = {"ours": (draw_plain, 2.0), "theirs": (draw_without_mathematics, 2.0)}
     ours, _, theirs, _ = save_figures(tmp_path, drawings)
     assert ours.read_text() == theirs.read_text()
+
+
+def test_heads_move_in_an_svg_and_stand_still_where_no_motion_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    example = runpy.run_path("examples/attention_as_convolution.py")
+    trail = torch.tensor([1.5, -2.0, 1.0]).repeat(4, 2, 3, 1)  # times, layers, heads
+    trail[:, 1, 2, 0] = torch.tensor([0.0, 1.0, 3.0, 7.0])  # rows of the last head
+    drawings = {
+        "moving": partial(example["movement"], trail),
+        "still": partial(example["movement"], trail, still=True),
+    }
+    texts = [path.read_text("utf-8") for path in save_figures(tmp_path, drawings)]
+    for text in texts:
+        ElementTree.fromstring(text)
+        assert "<script" not in text
+    moving, dark, still, _ = texts
+    assert moving != dark
+    style = re.search(r"@media screen and \(prefers-reduced-motion:no-preference\)(.*)"
+                      r"</style>", moving)  # fmt: skip
+    assert style is not None
+    assert moving.replace(style[0], "</style>") == still
+    assert "animation" not in still
+    # Each frame is as far below the last as the head moved.
+    (frames,) = re.findall(r"@keyframes d1-2\{(.*?)\}\}", style[1])
+    heights = [float(y) for y in re.findall(r",(-?[\d.]+)px\)", frames)]
+    unit = heights[2] - heights[1]
+    assert unit > 10
+    assert heights == pytest.approx([unit * x for x in (0, 0, 1, 3, 7, 7)], abs=0.2)
+    assert f'id="d1-2" style="transform:translate({-2 * unit:.0f}' in still.replace(
+        f"{-2 * unit:.1f}", f"{-2 * unit:.0f}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,7 @@ GOOD = {
     "docs/figures/one/run.json": json.dumps(RUN),
     "docs/figures/one/curve-light.svg": SVG,
     "docs/figures/one/curve-dark.svg": SVG,
+    "docs/figures/one/curve-still-dark.svg": SVG,
     "docs/notebooks/good.ipynb": notebook(
         "# Good\n\nWith $x^2 < 3$ and `$`, see [one](../chapters/one.md#uni-1a).",
         "A red square.",
@@ -362,6 +363,11 @@ def test_figures_are_shown_in_both_modes_with_alt_text_caption_and_command(
     figure = re.findall(r"<figure.*?</figure>", chapter, re.S)[0]
     assert figure.count('alt="A curve that falls from left to right"') == 2
     assert 'src="../../figures/one/curve-light.svg#only-light"' in figure
+    # Instead of a drawing that moves, those who want less motion see a still one.
+    (picture,) = re.findall(r"<picture>.*?</picture>", figure, re.S)
+    assert 'media="(prefers-reduced-motion: reduce), print"' in picture
+    assert 'srcset="../../figures/one/curve-still-dark.svg"' in picture
+    assert 'src="../../figures/one/curve-dark.svg#only-dark"' in picture
     assert 'height="80"' in figure
     assert 'width="40"' in figure
     assert "It falls by 12.3%." in re.sub(r"</?data.*?>", "", figure)

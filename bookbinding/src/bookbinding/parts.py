@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from markdown.util import AtomicString
+from mkdocs.utils import get_relative_url
 
 from bookbinding import runs
 from bookbinding.directives import Context, element
@@ -175,7 +176,16 @@ def figure(context: Context, parent: Element, argument: str) -> None:
     images = element(shown, "p")
     for mode in ("light", "dark"):
         address = link(context.page, f"figures/{name}-{mode}.svg", f"only-{mode}")
-        image = element(images, "img", alt=alt, src=address, loading="lazy")
+        holder = images
+        if (folder / f"{stem}-still-{mode}.svg").is_file():
+            # A page's wish for less motion does not reach into its images.
+            holder = element(images, "picture")
+            # MkDocs turns paths into addresses, but not those of a srcset.
+            here = re.sub(r"(index)?\.md$", lambda x: "" if x[1] else "/", context.page)
+            calm = get_relative_url(f"figures/{name}-still-{mode}.svg", here)
+            wish = "(prefers-reduced-motion: reduce), print"
+            element(holder, "source", srcset=calm, media=wish)
+        image = element(holder, "img", alt=alt, src=address, loading="lazy")
         image.attrib |= {"width": str(width), "height": str(height)}
     add_caption(context, shown, name, f"{made}\n{{ .made }}")
 

@@ -39,7 +39,7 @@ from transformers_hw.lab.files import DamagedFileError, FolderInUseError
 from transformers_hw.lab.images import load_images
 from transformers_hw.lab.objectives import Objective
 from transformers_hw.lab.optimization import TrainingConfig
-from transformers_hw.lab.plotting import Drawing, save_figures
+from transformers_hw.lab.plotting import Drawing, Markup, save_figures
 from transformers_hw.lab.progress_bar import lenient_output
 from transformers_hw.lab.run_record import RunRecord
 from transformers_hw.lab.signals import Stopped
@@ -55,7 +55,7 @@ HINTS = {
 
 Results = dict[str, Tensor]
 Metrics = dict[str, Any]
-Drawings = dict[str, tuple[Drawing, float]]
+Drawings = dict[str, tuple[Drawing, float] | Markup]
 
 
 @dataclass(frozen=True)

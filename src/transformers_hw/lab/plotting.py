@@ -1,7 +1,8 @@
 """Figures for light and dark pages, drawn once and saved for both.
 
 An example computes numbers and writes them down; a drawing function gets those numbers,
-a figure and a theme, and is called once for each theme.
+a figure and a theme, and is called once for each theme. A figure that Matplotlib cannot
+draw, such as one that moves, is a function that writes the SVG itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -71,17 +72,19 @@ DARK = _theme(
 THEMES = (LIGHT, DARK)
 
 Drawing = Callable[[Figure, Theme], None]
+Markup = Callable[[Theme], str]
 
 
 def save_figures(
     folder: str | Path,
-    drawings: Mapping[str, tuple[Drawing, float]],
+    drawings: Mapping[str, tuple[Drawing, float] | Markup],
 ) -> list[Path]:
     """Draw every figure in both themes.
 
     Args:
         folder: Folder for the files; it is created if need be.
-        drawings: For each name, the drawing function and the height in inches.
+        drawings: For each name, the drawing function and the height in inches, or a
+            function of the theme that returns the text of an SVG file.
 
     Returns:
         The files, `<name>-light.svg` and `<name>-dark.svg` for each figure.
@@ -89,17 +92,24 @@ def save_figures(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, (draw, height) in drawings.items():
+    for name, drawing in drawings.items():
         for theme in THEMES:
             path = folder / f"{name}-{theme.name}.svg"
-            with plt.rc_context(_settings(theme)):
-                figure = plt.figure(figsize=(WIDTH, height), layout="constrained")
-                draw(figure, theme)
-                # Without a date, drawing again gives the same file.
-                figure.savefig(path, transparent=True, metadata={"Date": None})
-                plt.close(figure)
+            if isinstance(drawing, tuple):
+                _draw(path, theme, *drawing)
+            else:
+                path.write_text(drawing(theme), "utf-8", newline="\n")
             written.append(path)
     return written
+
+
+def _draw(path: Path, theme: Theme, draw: Drawing, height: float) -> None:
+    with plt.rc_context(_settings(theme)):
+        figure = plt.figure(figsize=(WIDTH, height), layout="constrained")
+        draw(figure, theme)
+        # Without a date, drawing again gives the same file.
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+        plt.close(figure)
 
 
 def heatmap(
