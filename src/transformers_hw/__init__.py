@@ -42,7 +42,9 @@ from transformers_hw.transformer import (
     Encoder,
     EncoderLayer,
     FeedForward,
+    LanguageModel,
     LayerNorm,
+    RMSNorm,
     Transformer,
 )
 from transformers_hw.vision_transformer import PatchEmbedding, VisionTransformer
@@ -58,11 +60,13 @@ __all__ = [
     "FeedForward",
     "GaussianSelfAttention",
     "KeyValueCache",
+    "LanguageModel",
     "LayerNorm",
     "LearnedPositions",
     "LearnedPositions2D",
     "MultiHeadAttention",
     "PatchEmbedding",
+    "RMSNorm",
     "RelativePositionBias",
     "SelfAttention",
     "Seq2Seq",

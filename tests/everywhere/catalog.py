@@ -334,8 +334,13 @@ def _recurrences() -> Iterator[Entry]:
 def _transformers() -> Iterator[Entry]:
     one = _family(TOKENS, OUT, dropout=True, equivariant="n")
     yield one("LayerNorm", partial(tf.LayerNorm, DIM), dropout=False)
+    yield one("RMSNorm", partial(tf.RMSNorm, DIM), dropout=False)
+    scale = partial(tf.LayerScale, DIM, initial=0.5)
+    yield one("LayerScale", scale, dropout=False)
+    yield one("DropPath", tf.DropPath, dropout=False, placed=False)
     network = partial(tf.FeedForward, DIM, HIDDEN, activation="gelu")
     yield one("FeedForward", network)
+    yield one("SwiGLU", partial(tf.SwiGLU, DIM, HIDDEN, norm="layer"))
     memory = {"x": OUT, "memory": f"b k {DIM}"}
     past = ("x", "n")
     two = _family(_inputs(**memory), OUT, dropout=True, invariant="k", causal=past)
@@ -347,6 +352,9 @@ def _transformers() -> Iterator[Entry]:
         yield two(f"DecoderLayer {norm}", layer)
     encoder, decoder = partial(tf.Encoder, *sizes, 2), partial(tf.Decoder, *sizes, 2)
     yield one("Encoder", encoder)
+    rms = {"normalization": "rms", "activation": "swiglu", "hidden_norm": True}
+    rms |= {"layer_scale": 0.5, "kv_heads": 1, "qk_norm": "rms", "head_dim": 6}
+    yield one("Encoder rms", partial(encoder, **rms))
     masks = {"mask": "n n", "padding_mask": "b n", "bias": f"{HEADS} n n"}
     padded = ("x", "padding_mask")
     masked = _family(_inputs(x=OUT, **masks), OUT, dropout=True, padded=padded)
@@ -368,6 +376,14 @@ def _transformers() -> Iterator[Entry]:
     built = partial(tf.Bert, VOCABULARY, **options, max_length=13, num_segments=3)
     inputs = _ids(tokens="b n") | _ids(3, segments="b n") | _inputs(padding_mask="b n")
     yield Entry("Bert", built, inputs, OUT, dropout=True)
+    built = partial(tf.LanguageModel, VOCABULARY, **options)
+    text = _ids(tokens="b n")
+    model = _family(text, logits, built, dropout=True, causal=("tokens", "n"))
+    yield model("LanguageModel", partial(built, max_length=13))
+    options = {"positions": "rotary", "head_dim": 6, "kv_heads": 1, "tied": False}
+    options |= {"normalization": "rms", "activation": "swiglu", "bias": False}
+    options |= {"rotary_scaling": {"factor": 4.0, "original_length": 5}}
+    yield model("LanguageModel rotary", partial(built, **options))
 
 
 def _vision() -> Iterator[Entry]:
@@ -473,7 +489,7 @@ TRACED_ELSEWHERE = {
     "VisionTransformer",
     "ZeroPaddedSelfAttention",
 }
-SPARED = ("Alignment dot", "FeedForward", "LayerNorm")
+SPARED = ("Alignment dot", "FeedForward", "LayerNorm", "RMSNorm", "SwiGLU")
 SPARED += ("LearnedPositions concatenated", "Transformer untied")
 SPARED += ("MultiHeadAttention", "MultiHeadAttention causal")
 

@@ -16,6 +16,8 @@ from transformers_hw.pretrained.saving import MODELS as SAVED
 EXPORTED = [
     "Bert",
     "ImageBert gaussian",
+    "LanguageModel",
+    "LanguageModel rotary",
     "Seq2Seq additive",
     "Transformer",
     "VisionTransformer",

@@ -28,6 +28,7 @@ from transformers_hw.transformer import (
     DecoderLayer,
     Encoder,
     EncoderLayer,
+    LanguageModel,
     Transformer,
 )
 from transformers_hw.vision_transformer import VisionTransformer
@@ -42,6 +43,7 @@ MODELS: dict[str, type[nn.Module]] = {
         VisionTransformer,
         Transformer,
         Bert,
+        LanguageModel,
         Seq2Seq,
         ImageBert,
         Encoder,

@@ -13,13 +13,19 @@ $$
 The paper is post-norm. Pre-norm keeps a path from output to input that no layer norm
 interrupts, and ends with one layer norm after the last layer.
 
-The files, in the order of reading: `parts` (layer norm, GELU, feed-forward network),
+The files, in the order of reading: `parts` (norms, GELU, feed-forward networks),
 `config` (the settings of a layer), `layers`, `stacks` (encoder and decoder), `model`
-(the Transformer, and beam search), `bert`, and `training` (loss and learning rate).
+(the Transformer, and beam search), `bert`, `language_model` (GPT-2, Llama, and
+sampling), and `training` (loss and learning rate).
 """
 
 from transformers_hw.transformer.bert import Bert, BertConfig, mean_pool
 from transformers_hw.transformer.config import LayerConfig, LayerOptions, StackConfig
+from transformers_hw.transformer.language_model import (
+    LanguageModel,
+    LanguageModelConfig,
+    filtered_logits,
+)
 from transformers_hw.transformer.layers import DecoderLayer, EncoderLayer
 from transformers_hw.transformer.model import Transformer, TransformerConfig
 from transformers_hw.transformer.parts import (
@@ -49,6 +55,8 @@ __all__ = [
     "Encoder",
     "EncoderLayer",
     "FeedForward",
+    "LanguageModel",
+    "LanguageModelConfig",
     "LayerConfig",
     "LayerNorm",
     "LayerOptions",
@@ -58,6 +66,7 @@ __all__ = [
     "SwiGLU",
     "Transformer",
     "TransformerConfig",
+    "filtered_logits",
     "gelu",
     "label_smoothing_loss",
     "layer_norm",
