@@ -134,15 +134,15 @@ class Config(ImageExampleConfig):
     """Largest shift of a training image of the main model, in pixels."""
     main_learning_rate: float = 1e-3
     """Peak learning rate of the main model."""
-    samples_of_1_percent: int = 8_000
+    samples_of_1_percent: int = 15_000
     """Images seen in training on 1 % of them, counting repetitions."""
-    samples_of_10_percent: int = 30_000
+    samples_of_10_percent: int = 60_000
     """Images seen in training on 10 % of them, counting repetitions."""
-    samples_of_100_percent: int = 50_000
+    samples_of_100_percent: int = 100_000
     """Images seen in training on all of them, counting repetitions."""
     validation_fraction: float = 0.1
     """Fraction of the training images to choose a way to start by."""
-    position_epochs: int = 12
+    position_epochs: int = 16
     """Training epochs of the models that differ in their positions."""
     position_fraction: float = 0.1
     """Fraction of the images they are trained on."""

@@ -95,10 +95,10 @@ def save_figures(
     for name, drawing in drawings.items():
         for theme in THEMES:
             path = folder / f"{name}-{theme.name}.svg"
-            if isinstance(drawing, tuple):
-                _draw(path, theme, *drawing)
-            else:
+            if callable(drawing):
                 path.write_text(drawing(theme), "utf-8", newline="\n")
+            else:
+                _draw(path, theme, *drawing)
             written.append(path)
     return written
 
