@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model.add_argument(
         "model",
         help="ViT-<size>/<patch size> such as ViT-B/16, transformer, bert, seq2seq, "
-        "image-bert, or a file that save_model wrote",
+        "image-bert, gpt-2, or a file that save_model wrote",
     )
     positive = {"type": _positive, "metavar": "N"}
     model.add_argument(

@@ -18,6 +18,7 @@ from transformers_hw.transformer import (
     DecoderLayer,
     Encoder,
     EncoderLayer,
+    LanguageModel,
     Transformer,
 )
 from transformers_hw.vision_transformer import SIZES, VisionTransformer
@@ -27,7 +28,9 @@ MODELS = {
     "bert": lambda: Bert(30_522, dim=768, depth=12, heads=12),
     "seq2seq": lambda: Seq2Seq(58, dim=64, hidden_dim=256, attention="additive"),
     "image-bert": ImageBert,
+    "gpt-2": lambda: LanguageModel(50_257, dim=768, depth=12, heads=12),
 }
+ONE_SEQUENCE = Bert | Encoder | EncoderLayer | LanguageModel
 
 
 @checked
@@ -129,7 +132,7 @@ def _inputs(model: nn.Module, length: int) -> tuple[Tensor, ...]:
     x = torch.empty(1, length, dtype=torch.int64, device="meta")
     if isinstance(model, Encoder | EncoderLayer | Decoder | DecoderLayer):
         x = _empty(model, 1, length, model.config.dim)
-    return (x,) if isinstance(model, Bert | Encoder | EncoderLayer) else (x, x)
+    return (x,) if isinstance(model, ONE_SEQUENCE) else (x, x)
 
 
 def _empty(model: nn.Module, *shape: int) -> Tensor:
