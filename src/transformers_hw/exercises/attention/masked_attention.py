@@ -2,7 +2,7 @@
 
 Write `masked_attention(scores, value, mask)`. The scores have shape (..., n, m), the
 values (..., m, e), and the mask (..., n, m) is True where a query may attend to a key.
-There is nothing left to scale. Masked keys get no weight at all, however large their
+The scores are scaled already. Masked keys get no weight at all, however large their
 scores, and the other weights of the row sum to 1. A query that may attend to no key
 gets an output of zeros: not NaN, and not the mean of the values.
 """

@@ -1,10 +1,10 @@
 """Where the output goes when a key moves.
 
-Keep all values and all keys but one, and move key j so that its score, after scaling,
-changes by `change`. Write `moved_output(weights, values, j, change)`: the output after
-the move, from the old weights alone. `weights` has shape (m,) and sums to 1, `values`
-has shape (m, e), and the result has shape (e,). The old scores are not given, and you
-do not need them.
+One query attends to m keys. Move key j, counted from 0, so that its score, after
+scaling, changes by `change`, and keep the other keys and all values. Write
+`moved_output(weights, values, j, change)`: the query's output after the move, computed
+from its old weights. `weights` has shape (m,) and sums to 1, `values` has shape (m, e),
+and the result has shape (e,). The old scores are not given, and you do not need them.
 """
 
 import numpy as np
@@ -124,8 +124,8 @@ def added_without_sum(weights, values, j, change):
 
 
 @exercise.wrong(
-    "You treat the weights as scores. A softmax of weights is not what it was before "
-    "the move; the scores are log(weights), up to a constant that cancels."
+    "You treat the weights as scores, so the output changes even if the key does not "
+    "move. The scores are log(weights), up to a constant that cancels."
 )
 def softmax_of_weights(weights, values, j, change):
     """Take exponentials of the weights."""

@@ -2,9 +2,9 @@
 
 Write `softmax(scores, scale)`. It multiplies the scores by the scale, takes
 exponentials, and divides each row by its sum, so that every row becomes weights that
-sum to 1. Rows run along the last axis; there may be any number of axes before it.
-Large scores, such as 1000, must not overflow, and rows can lie far apart: no weight may
-become NaN.
+sum to 1. Rows run along the last axis; there may be any number of axes before it. One
+row may hold scores around 1000 and another scores around -1000; no weight may overflow
+or become NaN.
 """
 
 import numpy as np

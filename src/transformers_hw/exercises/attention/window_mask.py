@@ -70,8 +70,8 @@ def by_integers(length, window, sinks):
 
 
 @exercise.wrong(
-    "Your window holds window + 1 keys. It ends with the query's own position, so that "
-    "only window - 1 earlier keys are in it: the distance must be *less* than window."
+    "Your window holds window + 1 keys. It includes the query's own position, so only "
+    "window - 1 earlier keys belong to it: the distance must be *less* than window."
 )
 def one_too_many(length, window, sinks):
     """Count the query's own position apart."""
@@ -81,8 +81,8 @@ def one_too_many(length, window, sinks):
 
 
 @exercise.wrong(
-    "Your sinks are visible from the past: a query before a sink sees it. Hide later "
-    "keys from all queries, sinks included."
+    "Your sinks are visible too early: a query that comes before a sink sees it. Hide "
+    "later keys from all queries, sinks included."
 )
 def sinks_from_the_past(length, window, sinks):
     """Add the sinks after the causal mask."""

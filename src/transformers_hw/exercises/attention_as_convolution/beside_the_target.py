@@ -1,8 +1,9 @@
 """Weight beside the target.
 
-A Gaussian head has the sharpness α = 3 and a center of two integers. Its target lies
-deep inside a large image. What weight does the pixel directly to the right of the
-target get? Give it to three decimals.
+A Gaussian head gives the key at the offset δ a weight proportional to exp(-α ‖δ - Δ‖²).
+Its sharpness is α = 3, its center Δ consists of two integers, and its target, the key
+at δ = Δ, lies deep inside a large image. What weight does the pixel directly to the
+right of the target get? Give it to three decimals.
 """
 
 import math

@@ -2,12 +2,13 @@
 
 Write `effective_kernel(centers, sharpnesses, matrices, reach)`: away from the border, a
 layer of Gaussian heads is a convolution, and this is its kernel. `centers` has shape
-(h, 2), `sharpnesses` (h,), and `matrices` (h, c, e): head number a has the center
-`centers[a]` and multiplies what it fetches by `matrices[a]`. Take the offsets from
--reach to reach along both axes as all the keys there are. A head's weight at the offset
-δ, key minus query, is proportional to exp(-α ‖δ - Δ‖²), and its weights sum to 1 over
-these offsets. Return the taps, an array of shape (2 reach + 1, 2 reach + 1, c, e),
-whose entry [reach + δ₁, reach + δ₂] is the tap at the offset (δ₁, δ₂).
+(h, 2), `sharpnesses` (h,), and `matrices` (h, c, e): head number a has the
+center `centers[a]` and the sharpness `sharpnesses[a]`, and multiplies what it fetches
+by `matrices[a]`. Take the offsets from -reach to reach along both axes as all the keys
+there are. The weight of a head with center Δ and sharpness α is proportional to
+exp(-α ‖δ - Δ‖²) at the offset δ, key minus query, and its weights sum to 1 over these
+offsets. Return the taps, an array of shape (2 reach + 1, 2 reach + 1, c, e), whose
+entry [reach + δ₁, reach + δ₂] is the tap at the offset (δ₁, δ₂).
 """
 
 import numpy as np

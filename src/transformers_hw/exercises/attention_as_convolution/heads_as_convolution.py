@@ -1,12 +1,12 @@
 """A convolution by heads.
 
-Write `convolve(image, kernel)`: a convolution computed as hard heads would, one head
-for each tap. `image` has shape (rows, columns, c), one row vector per pixel. `kernel`
-has the layout of PyTorch's `Conv2d`, (e, c, K, K) for e output channels, and its
-entries [:, :, a, b] belong to the offset (a - K // 2, b - K // 2), key minus query.
-Each head fetches the pixel at its offset from the query, multiplies it by its tap, and
-the results are added. If the pixel lies outside the image, the head takes the nearest
-one: it clamps row and column. The result has shape (rows, columns, e). K may be even.
+Write `convolve(image, kernel)`: a convolution as hard heads compute it, one head for
+each tap. `image` has shape (rows, columns, c), one row vector per pixel. `kernel` has
+the layout of PyTorch's `Conv2d`, (e, c, K, K) for e output channels, and its entries
+[:, :, a, b] belong to the offset (a - K // 2, b - K // 2), key minus query. Each head
+fetches the pixel at its offset from the query, multiplies it by its tap, and the
+results are added. If the pixel lies outside the image, the head takes the nearest one:
+it clamps row and column. The result has shape (rows, columns, e). K may be even.
 """
 
 import numpy as np

@@ -4,8 +4,9 @@ A decoder has stored the keys and values of earlier tokens. Write `step(query, k
 value, keys, values)` for one head: `query`, `key` and `value`, of shape (d,), belong to
 the new token; `keys` and `values`, of shape (t, d), to the t tokens before it (t may be
 0). Append the new key and value, let the query attend to all stored tokens, its own
-included, with scale 1/√d, and return the list `[output, keys, values]` with the longer
-arrays. The arrays that were given must stay as they are.
+included, with scale 1/√d, and return the list `[output, keys, values]`: the output of
+shape (d,), and the two longer arrays of shape (t + 1, d). The arrays that were given
+must stay as they are.
 """
 
 import numpy as np
@@ -110,6 +111,16 @@ def scale_of_length(query, key, value, keys, values):
     """Divide by the root of the number of keys."""
     keys, values = np.vstack([keys, key]), np.vstack([values, value])
     return [_attend(query, keys, values, len(keys) ** -0.5), keys, values]
+
+
+@exercise.wrong(
+    "The scores are not scaled. Divide them by √d before the softmax, as attention "
+    "without a cache does."
+)
+def without_scale(query, key, value, keys, values):
+    """Leave the scores as they are."""
+    keys, values = np.vstack([keys, key]), np.vstack([values, value])
+    return [_attend(query, keys, values, 1.0), keys, values]
 
 
 @exercise.wrong(

@@ -1,13 +1,15 @@
 """Can one head do it?
 
 A head whose weights depend on positions computes a·x_left W + b·x_right W, with weights
-a, b ≥ 0 and one matrix W. For white tokens (independent coordinates of mean 0 and
-variance 1), its expected squared error against the
-wanted x_left W₁ + x_right W₂ is ‖aW - W₁‖² + ‖bW - W₂‖² in Frobenius norms. Write
-`least_error(w_1, w_2)`: the smallest such error over all a, b ≥ 0 and W (no condition
-on a + b: a factor can be moved into W). It is the square of the second singular value
-of the matrix with the rows W₁ and W₂, flattened, if their inner product is at least 0,
-and the smaller of their squared norms otherwise.
+a, b ≥ 0 and one matrix W. The wanted output is x_left W₁ + x_right W₂. For white tokens
+(independent coordinates of mean 0 and variance 1), the expected squared error is
+‖aW - W₁‖² + ‖bW - W₂‖², in Frobenius norms. Write `least_error(w_1, w_2)` for two
+matrices of the same shape: the smallest such error over all a, b ≥ 0 and W, one number.
+(No condition on a + b is needed, because a factor can be moved into W.)
+
+The chapter derives it. Flatten W₁ and W₂ into two rows. If the inner product of the two
+is at least 0, the smallest error is the square of the second singular value of the
+matrix with these two rows. Otherwise it is the smaller of their squared norms.
 """
 
 import numpy as np

@@ -80,6 +80,16 @@ def future_visible(slopes, length):
 
 
 @exercise.wrong(
+    "The mask is missing: for later keys, i - j is negative, so your bias even rewards "
+    "them. A causal query must not see them: their bias is -inf."
+)
+def future_rewarded(slopes, length):
+    """Use the formula for all keys."""
+    distance = np.arange(length)[:, None] - np.arange(length)
+    return -slopes[:, None, None] * distance
+
+
+@exercise.wrong(
     "You hid the past and kept the future: rows are queries, so the lower triangle, "
     "where the key's index is at most the query's, stays visible."
 )

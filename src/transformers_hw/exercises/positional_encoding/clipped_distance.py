@@ -2,9 +2,9 @@
 
 A layer learns one bias for each distance between two tokens, up to a largest distance:
 all distances beyond it share the outermost bias. Write `distance_bias(table, length)`.
-The table has 2·k + 1 entries for the distances -k, ..., k, where the distance of query
-i and key j is j - i: entry 0 belongs to distance -k. Return the biases of all pairs, of
-shape (length, length), with distances clipped to -k and k.
+The table has 2·k + 1 entries for the distances -k, ..., k, in this order: entry 0
+belongs to distance -k. The distance from query i to key j is j - i. Return the biases
+of all pairs, of shape (length, length), with distances clipped to -k and k.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """A step is a turn.
 
 Sinusoidal encodings pair their coordinates: p_t = (sin ω₀t, cos ω₀t, sin ω₁t, cos ω₁t,
-...). Write `shift_matrix(frequencies, offset)`: the matrix M with p_t M = p_{t +
-offset} for every t. Encodings are *rows*, so M multiplies from the right. It has shape
-(2 n, 2 n) for n frequencies, and is block diagonal.
+...). Write `shift_matrix(frequencies, offset)`: the matrix M that takes p_t to
+p_{t+offset} for every t, p_t M = p_{t+offset}. Encodings are *rows*, so M multiplies
+from the right. It has shape (2 n, 2 n) for n frequencies, and is block diagonal.
 """
 
 import numpy as np

@@ -1,7 +1,8 @@
 """The slowest hand.
 
-Sinusoidal encodings of width 8 with base 10000 have four hands. How many positions does
-the slowest of them need for a full turn? Give the number to the nearest integer.
+Sinusoidal encodings of width 8 with base 10000 have four hands, one for each pair of
+coordinates. How many positions does the slowest hand need for a full turn? Give the
+number to the nearest integer.
 """
 
 import math

@@ -1,11 +1,11 @@
 """A convolution from heads.
 
 A layer has k heads, k odd. Head r, counted from 0, attends with all its weight to the
-token at distance r - (k - 1)/2: the first head looks farthest to the left. At the ends
-of the sequence it attends to the nearest token there is (replicate padding). Its matrix
-is matrices[r], of shape (d, e). Write `convolution(x, matrices)` for tokens `x` of
-shape (n, d): the sum of what all heads contribute, of shape (n, e). It is a convolution
-as deep learning uses the word, without flipping the kernel.
+token at distance r - (k - 1)/2: the first head attends farthest to the left. At the
+ends of the sequence it attends to the nearest token there is (replicate padding). Its
+matrix is matrices[r], of shape (d, e). Write `convolution(x, matrices)` for tokens `x`
+of shape (n, d): the sum of what all heads contribute, of shape (n, e). It is a
+convolution as deep learning uses the word, without flipping the kernel.
 """
 
 import numpy as np

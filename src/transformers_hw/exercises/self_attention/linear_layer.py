@@ -2,8 +2,9 @@
 
 If the attention weights do not depend on the tokens, a layer is linear: H = Σ A_r X
 B_r. Write `as_matrix(tables, matrices)`: the matrix L with flat(H) = L flat(X), where
-flat lists the entries of a matrix row by row, as `X.reshape(-1)` does. `tables` has
-shape (h, n, n), `matrices` has shape (h, d, e), and L has shape (n · e, n · d).
+flat lists the entries of a matrix row by row, as `X.reshape(-1)` does. The attention
+weights A_r are `tables[r]`, and `tables` has shape (h, n, n). The matrices B_r are
+`matrices[r]`, and `matrices` has shape (h, d, e). L has shape (n · e, n · d).
 """
 
 import numpy as np

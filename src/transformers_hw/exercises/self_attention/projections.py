@@ -5,7 +5,8 @@ encoding of its position, n numbers for n = len(order). Write `projections(order
 list `[w_q, w_k, w_v]` of matrices, each with d + n rows, such that attention with
 queries C w_q, keys C w_k and values C w_v and a very large scale returns the tokens in
 the given order, for *all* X: output i is the token (its d numbers) at position
-order[i]. Scores must not depend on the tokens.
+order[i]. Scores must not depend on the tokens. Queries and keys may be of any width,
+and the values have width d.
 """
 
 import numpy as np

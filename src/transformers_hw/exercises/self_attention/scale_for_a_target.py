@@ -1,7 +1,7 @@
 """How large a scale?
 
-A head scores β for its target and 0 for each of the nine other tokens. How large must β
-be for the target to get 99% of the weight? Give β to two decimals.
+A head gives its target the score β and each of the nine other tokens the score 0. How
+large must β be for the target to get 99% of the weight? Give β to two decimals.
 """
 
 import math

@@ -2,12 +2,12 @@
 
 Write `encode(inputs, lengths, w_ih, w_hh, b)`: run a recurrent layer over a batch of
 texts. `inputs` has shape (batch, m, d). Text i has `lengths[i]` tokens, at least 1 and
-at most m, and the rows behind them are padding. The states start from zero, and a step
+at most m, and the rows after them are padding. The states start from zero, and a step
 computes tanh(W_ih x + W_hh h + b), with `w_ih` of shape (d_h, d), `w_hh` (d_h, d_h) and
 `b` (d_h,). Return the list `[states, last]`. In `states`, of shape (batch, m, d_h),
-entry (i, t) is the state of text i after reading its token t, in the order of the text,
-and zero at padding. In `last`, of shape (batch, d_h), row i is the state of text i
-after its last *real* token, which the decoder starts from.
+entry (i, t) is the state of text i after reading tokens 0 to t, and zero where position
+t is padding. In `last`, of shape (batch, d_h), row i is the state of text i after its
+last *real* token, which the decoder starts from.
 """
 
 import numpy as np
@@ -112,8 +112,8 @@ def last_of_the_padding(inputs, lengths, w_ih, w_hh, b):
 
 
 @exercise.wrong(
-    "For shorter texts, the last state is zero: you take it at the last position after "
-    "setting padding to zero. Take it at the last real token, position lengths - 1."
+    "For shorter texts, the last state is zero: you take it at a position of padding, "
+    "which you have set to zero. The last real token is at position lengths - 1."
 )
 def last_is_zero(inputs, lengths, w_ih, w_hh, b):
     """Take the last position of the masked states."""
@@ -151,6 +151,17 @@ def states_at_padding(inputs, lengths, w_ih, w_hh, b):
     """Leave the states at padding as they come."""
     states, _ = _run(inputs, lengths, w_ih, w_hh, b)
     return [states, states[np.arange(len(inputs)), lengths - 1]]
+
+
+@exercise.wrong(
+    "At padding, `states` repeats the last state of a text. Keeping the state there is "
+    "right for `last`, but in `states` positions of padding must be zero."
+)
+def repeated_at_padding(inputs, lengths, w_ih, w_hh, b):
+    """Store the state that is kept, at padding as well."""
+    states, last = encode(inputs, lengths, w_ih, w_hh, b)
+    real = np.arange(inputs.shape[1]) < lengths[:, None]
+    return [np.where(real[:, :, None], states, last[:, None]), last]
 
 
 @exercise.wrong(

@@ -29,9 +29,9 @@ exercise = Choice(
         "a": "Overfitting would show on new texts in both tests. Fed the right tokens, "
         "the model does well on them.",
         "b": "A bottleneck that loses the text would also hurt under teacher forcing: "
-        "the right token before does not say which one comes next.",
-        "c": "This is exposure bias. The tests differ in where the inputs come from, "
-        "the right answer or the model itself.",
+        "the previous token alone does not determine the next one.",
+        "c": "This is exposure bias. The two tests differ only in where the decoder's "
+        "inputs come from: from the right answer, or from the model itself.",
         "d": "Then it would fail from its first token on. In use, the token to be "
         "written is not there to be copied.",
     },

@@ -1,11 +1,12 @@
 """A loss that leaves out padding.
 
-Write `sequence_loss(logits, target, padding)`: the mean of -log p over all target
-tokens of a batch that are not padding. The scores `logits` have shape (batch, n, v),
-and their softmax over the vocabulary, the last axis, gives the probabilities. `target`,
-of shape (batch, n), holds the right tokens, and the token `padding` after the end of
-shorter texts. Every real token counts the same, whichever text it stands in, and each
-text has at least one. Return one number. Large scores, such as 1000, must not overflow.
+Write `sequence_loss(logits, target, padding)`: the mean of -log p (natural logarithm)
+over all target tokens of a batch that are not padding. The scores `logits` have shape
+(batch, n, v), and their softmax over the vocabulary, the last axis, gives the
+probabilities. `target`, of shape (batch, n), holds the right tokens, and the token
+`padding` after the end of shorter texts. Every real token counts the same, whichever
+text it stands in, and each text has at least one. Return one number. Large scores, such
+as 1000, must not overflow.
 """
 
 import numpy as np

@@ -3,11 +3,11 @@
 Write `bert_half(x, w_1, b_1, w_2, b_2, gamma, beta, eps)`: what a BERT encoder layer
 does after its self-attention and the norm that follows it. The tokens `x` have shape
 (..., d). The branch is a feed-forward network: rows times `w_1`, of shape (d, f), plus
-`b_1`; the exact GELU, x (1 + erf(x/√2)) / 2; rows times `w_2`, of shape (f, d), plus
-`b_2`. BERT is post-norm: add the branch to `x`, and normalize the sum by a layer norm
-over the last axis, with the biased variance, ε under the root, `gamma` and `beta`.
-Leave dropout out. The result has the shape of `x`. For the error function, use
-`np.vectorize(math.erf)`.
+`b_1`; the exact GELU, z (1 + erf(z/√2)) / 2 for each number z; rows times `w_2`, of
+shape (f, d), plus `b_2`. BERT is post-norm: add the branch to `x`, and normalize the
+sum by a layer norm over the last axis, with the biased variance, ε under the root,
+`gamma` and `beta`. Leave dropout out. The result has the shape of `x`. For the error
+function, use `np.vectorize(math.erf)`.
 """
 
 import math
@@ -155,6 +155,29 @@ def with_relu(x, w_1, b_1, w_2, b_2, gamma, beta, eps):
 def linear(x, w_1, b_1, w_2, b_2, gamma, beta, eps):
     """Forget the GELU."""
     return _norm(x + (x @ w_1 + b_1) @ w_2 + b_2, gamma, beta, eps)
+
+
+@exercise.wrong(
+    "Your GELU is the approximation with tanh, so the results almost agree. BERT "
+    "uses the exact form, with the error function."
+)
+def with_tanh(x, w_1, b_1, w_2, b_2, gamma, beta, eps):
+    """Use the approximate GELU."""
+    z = x @ w_1 + b_1
+    z = z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))) / 2
+    return _norm(x + z @ w_2 + b_2, gamma, beta, eps)
+
+
+@exercise.wrong(
+    "Your variance divides by d - 1. A layer norm divides by d: NumPy's var does so, "
+    "and PyTorch's does not unless told to."
+)
+def unbiased(x, w_1, b_1, w_2, b_2, gamma, beta, eps):
+    """Divide by d - 1 in the variance."""
+    total = x + _network(x, w_1, b_1, w_2, b_2)
+    centered = total - total.mean(axis=-1, keepdims=True)
+    variance = total.var(axis=-1, keepdims=True, ddof=1)
+    return gamma * centered / np.sqrt(variance + eps) + beta
 
 
 @exercise.wrong(

@@ -3,9 +3,9 @@
 Write `gelus(x)`: the Gaussian error linear unit of each entry of `x`, in two forms.
 Return the list `[exact, approximate]` of arrays with the shape of `x`. The exact form
 is x Φ(x), where Φ(x) = (1 + erf(x/√2)) / 2 is the distribution function of a standard
-normal number. The approximate form is x (1 + tanh z) / 2, with z = √(2/π) (x + 0.044715
-x³). NumPy has no error function: `math.erf` takes one number, and `np.vectorize` makes
-it work on arrays.
+normal number. The approximate form is x (1 + tanh z) / 2, with
+z = √(2/π) · (x + 0.044715 · x³). NumPy has no error function: `math.erf` takes one
+number, and `np.vectorize` makes it work on arrays.
 """
 
 import math

@@ -5,9 +5,9 @@ tokens `x` have shape (n, d), and `weights` has shape (L, d, d). Sublayer l is t
 function f(x) = max(0, x W), with W = `weights[l]`. N is a layer norm over the last axis
 without γ and β: subtract the mean, and divide by √(variance + 0.00001), with the biased
 variance. If `order` is `"post"`, each step replaces x by N(x + f(x)). If it is `"pre"`,
-each step replaces x by x + f(N(x)), and one final norm follows the last sublayer.
-Return the tokens after the whole stack, of shape (n, d). A stack may have no sublayer,
-L = 0.
+each step replaces x by x + f(N(x)), and one final norm ends the stack. Return the
+tokens after the whole stack, of shape (n, d). A stack may have no sublayers, L = 0; in
+pre-norm order, the final norm is still applied.
 """
 
 import numpy as np
@@ -102,7 +102,7 @@ def exchanged(x, weights, order):
 
 @exercise.wrong(
     "The final norm is missing in pre-norm. The residual path adds up without ever "
-    "being normalized, so the stack must end with one norm."
+    "being normalized, so every stack must end with one norm, even an empty one."
 )
 def without_final_norm(x, weights, order):
     """Forget the norm at the end."""

@@ -1,8 +1,8 @@
 """Twice the same rate.
 
-The learning rate of the base model rises linearly for 4000 steps and then falls with
-the root of the step. At step 1000 it has some value, on the way up. At which later step
-does it have the same value again?
+The learning rate of the base model rises linearly from 0 for 4000 steps. Then it falls
+in proportion to 1/√t, where t counts all steps from the start of training. At step
+1000 the rate is still rising. At which later step is it the same again?
 """
 
 from transformers_hw.exercises.kinds import Number
@@ -44,7 +44,7 @@ def root():
 
 @exercise.wrong(
     "You mirrored the rise at the peak, as if the rate fell linearly. It rises fast "
-    "and falls slowly, with the root of the step."
+    "and falls slowly, as 1/√t."
 )
 def mirrored():
     """Go down as fast as up."""
@@ -52,8 +52,8 @@ def mirrored():
 
 
 @exercise.wrong(
-    "You counted from the peak on. The rate falls with the root of the step itself, "
-    "counted from the start of training."
+    "You counted from the peak on. In 1/√t, the step t is counted from the start "
+    "of training."
 )
 def from_the_peak():
     """Count steps from the peak."""

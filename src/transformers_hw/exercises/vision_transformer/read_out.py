@@ -4,9 +4,10 @@ Write `logits(tokens, gain, shift, head, bias)`: the last line of the model. `to
 has shape (b, n, d): what leaves the last encoder layer, for b images, with the class
 token first. Apply the final layer norm, which subtracts the mean of a token, divides by
 the square root of its variance plus 1e-6, multiplies by `gain` and adds `shift`, both
-of shape (d,). The mean and the variance of a token are taken over its d numbers. Then
-read the class token, and apply the linear head of shape (d, K) with its `bias` of shape
-(K,). The result has shape (b, K).
+of shape (d,). The mean and the variance of a token are taken over its d numbers, and
+the variance is the biased one, with d in the denominator. Then read the class token,
+and apply the linear head of shape (d, K) with its `bias` of shape (K,). The result has
+shape (b, K).
 """
 
 import numpy as np
@@ -129,6 +130,15 @@ def first_image(tokens, gain, shift, head, bias):
 def norm_over_tokens(tokens, gain, shift, head, bias):
     """Normalize over the wrong axis."""
     return _norm(tokens, gain, shift, axis=1)[:, 0] @ head + bias
+
+
+@exercise.wrong(
+    "Your variance divides by d - 1. Layer norm divides by d, as np.var does; "
+    "PyTorch's var divides by d - 1 unless told otherwise."
+)
+def unbiased(tokens, gain, shift, head, bias):
+    """Divide by d - 1 in the variance."""
+    return _norm(tokens, gain, shift, freedom=1)[:, 0] @ head + bias
 
 
 @exercise.wrong(

@@ -1,9 +1,9 @@
 """A shifted image.
 
 A Vision Transformer *without* position embeddings has patches of 16 by 16 pixels and
-reads out the mean of its tokens. An image is shifted to the right by s pixels; what
-leaves it on the right comes back in on the left. For which s are the logits guaranteed
-to stay the same, whatever the weights are?
+applies its head to the mean of the output tokens. An image whose sides are multiples of
+16 is shifted to the right by s pixels; what leaves it on the right comes back in on the
+left. For which s are the logits guaranteed to stay the same, whatever the weights are?
 """
 
 from transformers_hw.exercises.kinds import Choice
@@ -20,7 +20,7 @@ exercise = Choice(
         "b": "For no s but 0 and the full width: a Vision Transformer is not a "
         "convolution.",
         "c": "For multiples of 16.",
-        "d": "For s below 16, since each patch then still overlaps its old place.",
+        "d": "For s below 16, since each patch then still overlaps its old position.",
     },
     answer="c",
     reasons={
