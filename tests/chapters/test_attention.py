@@ -23,6 +23,7 @@ from transformers_hw import (
     padding_mask,
     softmax,
 )
+from transformers_hw._engine import windows
 from transformers_hw.attention import window_mask
 
 F64 = torch.float64
@@ -1019,6 +1020,45 @@ def test_a_window_is_a_mask_however_long_the_sequence(
     assert torch.allclose(weights @ value, expected, **EXACT)
 
 
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    batch=st.sampled_from([(), (2,), (2, 3), (2, 1, 3), (0, 2)]),
+    queries=st.integers(1, 70),
+    keys=st.integers(1, 70),
+    window=st.integers(1, 6),
+    sinks=st.integers(0, 4),
+    causal=st.booleans(),
+    hidden=st.sampled_from(["nothing", "keys", "by sample", "everything"]),
+)
+def test_blocks_give_what_a_dense_mask_gives(
+    batch, queries, keys, window, sinks, causal, hidden
+):
+    """Short blocks, so that short sequences have many; no key is in two of them."""
+    torch.manual_seed(queries + 71 * keys)
+    query, key, value = (
+        torch.randn(*batch, n, d, dtype=F64)
+        for n, d in ((queries, 4), (keys, 4), (keys, 3))
+    )
+    mask = {
+        "nothing": None,
+        "keys": torch.rand(1, keys) < 0.6,
+        "by sample": torch.rand(*batch, 1, keys) < 0.6,
+        "everything": torch.zeros(1, keys, dtype=torch.bool),
+    }[hidden]
+    ahead = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
+    seen = (abs(ahead) < window) | (torch.arange(keys) < sinks)
+    seen = seen & (ahead <= 0) if causal else seen
+    seen = seen if mask is None else seen & mask
+    powers = (query @ key.mT / 2).exp() * seen
+    expected = powers @ value / powers.sum(-1, keepdim=True).clamp(min=1e-300)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "SHORTEST_BLOCK", 2)
+        found = dot_product_attention(
+            query, key, value, mask=mask, causal=causal, window=window, sinks=sinks
+        )
+    assert torch.allclose(found, expected, **EXACT)
+
+
 @pytest.mark.parametrize("softcap", [None, 5.0])
 def test_within_a_window_the_cost_grows_with_the_length(softcap):
     def multiplications(length: int) -> int:
@@ -1047,8 +1087,9 @@ def test_a_soft_cap_bounds_scores_and_leaves_small_ones_nearly_alone():
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_expresses_windows_sinks_and_soft_caps():
-    query, key, value = (torch.randn(2, 3, 96, d) for d in (16, 16, 16))
+@pytest.mark.parametrize("length", [96, 384])  # the latter in blocks
+def test_flex_attention_expresses_windows_sinks_and_soft_caps(length):
+    query, key, value = (torch.randn(2, 3, length, 16) for _ in "qkv")
 
     def near(b, h, q, k):
         return (q >= k) & ((q - k < 20) | (k < 2))
@@ -1056,7 +1097,7 @@ def test_flex_attention_expresses_windows_sinks_and_soft_caps():
     def capped(score, b, h, q, k):
         return 3.0 * torch.tanh(score / 3.0)
 
-    blocks = create_block_mask(near, None, None, 96, 96, device="cpu")
+    blocks = create_block_mask(near, None, None, length, length, device="cpu")
     expected = flex_attention(query, key, value, score_mod=capped, block_mask=blocks)
     found = dot_product_attention(
         query, key, value, causal=True, window=20, sinks=2, softcap=3.0
@@ -1104,6 +1145,32 @@ def test_causal_attention_compiles_for_any_number_of_queries_and_keys(options):
     for queries, keys in ((3, 5), (1, 5), (5, 5), (7, 4)):
         query, key = torch.randn(2, 3, queries, 8), torch.randn(2, 3, keys, 8)
         torch.testing.assert_close(compiled(query, key), attend(query, key))
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_windows_compile_and_export_for_lengths_that_eager_code_cuts_into_blocks(
+    softcap,
+):
+    near = {"causal": True, "window": 5, "sinks": 2, "softcap": softcap}
+
+    class Attend(torch.nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            return dot_product_attention(query, key, key, **near)
+
+    attend = Attend()
+    torch.compiler.reset()
+    compiled = torch.compile(attend, dynamic=True, fullgraph=True, backend="eager")
+    free = {2: torch.export.Dim("n", min=2, max=999)}
+    example = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
+    exported = torch.export.export(attend, example, dynamic_shapes=(free, free))
+    for length in (4, 300):
+        inputs = torch.randn(2, 3, length, 8), torch.randn(2, 3, length, 8)
+        blocks = length == 300
+        assert windows.in_blocks(*inputs, None, None, 5, 2) == blocks
+        expected = attend(*inputs)
+        torch.testing.assert_close(compiled(*inputs), expected)
+        torch.testing.assert_close(exported.module()(*inputs), expected)
 
 
 # Half precision

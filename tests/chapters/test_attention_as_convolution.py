@@ -17,6 +17,7 @@ from torch.export import Dim
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
+from transformers_hw._engine import mixing
 from transformers_hw.attention import softmax
 from transformers_hw.attention_as_convolution import (
     AbsolutePositionalEmbedding,
@@ -266,6 +267,21 @@ def test_separable_mixing_costs_rows_plus_columns():
     per_head = 2 * 2 * n * 5  # multiply and add, batch, pixels, channels
     assert fast.get_total_flops() == 3 * per_head * (rows + columns + 5)
     assert dense.get_total_flops() == 3 * per_head * (n + 5)
+
+
+@pytest.mark.parametrize("output_dim", [5, 11])
+def test_large_images_go_one_by_one_with_the_same_result(output_dim, monkeypatch):
+    by_row, by_column = (torch.rand(3, n, n, dtype=F64) for n in (9, 11))
+    x = torch.randn(2, 9, 11, 7, dtype=F64, requires_grad=True)
+    values, bias = torch.randn(3, 7, output_dim).double(), torch.randn(output_dim)
+    monkeypatch.setattr(mixing, "LARGE_IMAGE", x[0].numel())
+    found = mixing.mix_separably(by_row, by_column, x, values, bias.double())
+    axes = "h i k, h j l, b k l d, h d e -> b i j e"
+    wanted = einsum(by_row, by_column, x, values, axes) + bias
+    assert_equal(found, wanted, 1e-10)
+    signal = torch.randn_like(found)
+    slopes = [torch.autograd.grad(y, x, signal)[0] for y in (found, wanted)]
+    assert_equal(*slopes, 1e-10)
 
 
 @pytest.mark.question("eth-1e.3")

@@ -601,6 +601,19 @@ def test_a_cache_of_a_window_forgets_and_decodes_the_same(window, sinks, step):
     assert key.shape[2] <= 2 * (window - 1 + sinks) + 1 + step
 
 
+@pytest.mark.parametrize("step", [1, 150])
+def test_a_cache_of_a_window_equals_blocks(step):
+    """The whole sequence is cut into blocks, the steps are not all."""
+    options = {"kv_heads": 2, "window": 30, "sinks": 3, "dtype": F64}
+    layer = MultiHeadAttention(12, 6, **options)
+    x = torch.randn(2, 300, 12, dtype=F64)
+    cache = KeyValueCache(window=30, sinks=3)
+    with torch.no_grad():
+        whole = layer(x, causal=True)
+        pieces = [layer(piece, causal=True, cache=cache) for piece in x.split(step, 1)]
+    assert torch.allclose(torch.cat(pieces, dim=1), whole, **EXACT)
+
+
 def test_padding_hides_even_nan_and_infinity():
     layer = MultiHeadAttention(12, H, dtype=F64)
     x = tokens(B, Q, 12).requires_grad_()

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 # On images of up to so many pixels, two small products cost more than a larger one.
 FEW_PIXELS = 64
+# Images of so many numbers go one by one: what a batch of them makes exceeds the cache.
+LARGE_IMAGE = 2**18
 
 
 def mix_densely(
@@ -57,7 +59,11 @@ def mix_separably(
         return mix_densely(outer(by_row, by_column), x, value_weight, bias)
     bias = x.new_zeros(value_weight.shape[2]) if bias is None else bias
     mix = _project_then_mix if _narrows(value_weight) else _mix_then_project
-    return mix(by_row, by_column, x, value_weight, bias)
+    batch = (x,)
+    if not torch.compiler.is_compiling() and x[:1].numel() >= LARGE_IMAGE:
+        batch = x.split(1)
+    mixed = [mix(by_row, by_column, part, value_weight, bias) for part in batch]
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
 def mix_shifted(

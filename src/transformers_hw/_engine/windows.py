@@ -55,6 +55,10 @@ def attend_in_blocks(
         window: w, how many keys a query reaches to each side, itself included.
         sinks: How many of the first keys every query sees, too.
     """
+    near = {"causal": causal, "window": window, "sinks": sinks}
+    if query.ndim == 2:
+        query, key, value = (rearrange(x, "n d -> 1 n d") for x in (query, key, value))
+        return attend_in_blocks(attend, query, key, value, mask, **near)[0]
     (*batch, queries, _), keys = query.shape, key.shape[-2]
     block = max(window, SHORTEST_BLOCK)
     blocks = -(-queries // block)
@@ -69,14 +73,14 @@ def attend_in_blocks(
             padded.unfold(-2, reach, block), "... blocks d k -> ... blocks k d"
         )
 
-    visible = torch.ones(1, keys, dtype=torch.bool, device=query.device)
+    ones = [1] * len(batch)
+    visible = torch.ones(*ones, 1, keys, dtype=torch.bool, device=query.device)
     visible = visible if mask is None else visible & mask
     columns = rearrange(visible, "... 1 k -> ... k 1")
     in_reach = rearrange(cut(columns), "... blocks k 1 -> ... blocks 1 k")
     at = torch.arange(block, device=query.device)[:, None]
     ahead = torch.arange(reach, device=query.device) - (window - 1) - at
-    near = (ahead > -window) & (ahead < (1 if causal else window))
-    seen = in_reach & near
+    seen = in_reach & (ahead > -window) & (ahead < (1 if causal else window))
     rows = [cut(key), cut(value)]
     if sinks:
         positions = torch.arange(blocks * block, device=query.device) + keys - queries
@@ -94,6 +98,11 @@ def attend_in_blocks(
     cut_queries = rearrange(
         cut_queries, "... (blocks i) d -> ... blocks i d", blocks=blocks
     )
-    output = attend(cut_queries, *rows, mask=seen)
-    output = rearrange(output, "... blocks i d -> ... (blocks i) d")
+    # Blocks join the batch: the fused kernel takes four axes, and heads share the mask.
+    axes = "... h blocks i d -> (... blocks) h i d"
+    seen = seen.expand(*batch[:-1], *seen.shape[-4:])
+    inputs = (rearrange(x, axes) for x in (cut_queries, *rows))
+    output = attend(*inputs, mask=rearrange(seen, axes))
+    output = output.unflatten(0, (*batch[:-1], blocks))
+    output = rearrange(output, "... blocks h i d -> ... h (blocks i) d")
     return output[..., :queries, :]
