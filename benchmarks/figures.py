@@ -14,7 +14,7 @@ from transformers_hw.lab.plotting import Theme, save_figures
 
 WIDTH = 3.75  # inches: 360 pixels, the width of a phone
 LANE, MARGIN = 0.55, 0.55  # inches: height of a group, and of the axis below
-MARKERS = "osD^v"
+MARKERS = "osD^vP"
 NEAR = (0.5, 2.0)  # ratios that can share an axis without crowding
 
 Row = dict[str, Any]

@@ -280,17 +280,40 @@ def output_of(returned: Any) -> Any:
     return returned
 
 
-def gemm_gigaflops(size: int = 1536, *, budget: float = 3.0) -> float:
-    """Measure the rate of a large matrix product (GEMM) in float32."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    out = torch.empty(size, size)
+def large_product(size: int = 1536) -> tuple[Callable[[], Tensor], int]:
+    """Return a large matrix product (GEMM) in float32, and its operations."""
+    a, b, out = (torch.randn(size, size) for _ in range(3))
+    return lambda: torch.mm(a, b, out=out), 2 * size**3
 
-    def work() -> None:
-        torch.mm(a, b, out=out)
 
+def gemm_gigaflops(*, budget: float = 3.0) -> float:
+    """Measure the rate of a large matrix product."""
+    work, flops = large_product()
     work()
     turns = max(5, round(budget / seconds(work)))
-    return 2e-9 * size**3 / statistics.median(seconds(work) for _ in range(turns))
+    return 1e-9 * flops / statistics.median(seconds(work) for _ in range(turns))
+
+
+def share_of_gemm(
+    work: Callable[[], Tensor], flops: float, budget: float
+) -> dict[str, float]:
+    """Measure the rate of some work and its share of a large matrix product's.
+
+    The two take turns. If work is nothing but matrix products, the share is that of the
+    time which they would need at best.
+
+    Args:
+        work: Runs once.
+        flops: Number of its operations, additions and multiplications.
+        budget: Approximate number of seconds to spend.
+    """
+    product, most = large_product()
+    for warm_up in (work, product):
+        warm_up()
+    times = take_turns(Pair(work, product), budget=budget, least=9)
+    share = statistics.median(flops / a * b / most for a, b in times)
+    gigaflops = 1e-9 * flops / statistics.median(a for a, _ in times)
+    return {"gigaflops": significant(gigaflops), "share": round(share, 3)}
 
 
 def exponent(sizes: list[int], values: list[float]) -> float:

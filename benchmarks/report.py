@@ -26,10 +26,12 @@ Record = dict[str, Any]
 
 GROUPS = {
     "attention": "Dot-product attention",
+    "windows": "Attention within a window",
     "multi_head_attention": "Multi-head attention",
     "encoder_layer": "Encoder layer",
     "decoder_layer": "Decoder layer",
     "decoding": "Autoregressive decoding",
+    "grouped_queries": "Shared keys and values",
     "vision_transformer": "Vision Transformer",
     "training": "Training loop",
     "data": "Data augmentation",
@@ -205,6 +207,20 @@ def machine(record: Record) -> str:
         "Versions: "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
         + ". The numbers are kept in `benchmarks/record.json`.\n{ .made }"
+        + "".join(f"\n\n{later(run)}\n{{ .made }}" for run in record["later_runs"])
+    )
+
+
+def later(run: Record) -> str:
+    """Say what was measured after the rest, and how."""
+    day = datetime.fromisoformat(run["date"])
+    parts = "; ".join(GROUPS.get(part, part) for part in run["parts"])
+    threads = "1 thread" if run["threads"] == 1 else f"{run['threads']} threads"
+    busy = run["used_elsewhere"]
+    load = "" if busy is None else f" Other programs used {busy:.0%} of the processor."
+    return (
+        f"Measured later, on {day:%B} {day.day}, {day.year}, on {threads} of the same "
+        f"machine, by `{run['command']}`: {parts}.{load}"
     )
 
 

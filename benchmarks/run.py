@@ -3,6 +3,7 @@
     python benchmarks/run.py                            # everything; some 20 minutes
     python benchmarks/run.py --quick                    # a few rows; writes nothing
     python benchmarks/run.py --only vision_transformer  # one group; writes nothing
+    python benchmarks/run.py --only windows --keep      # puts it into the record
 
 All rows of one group, peer and device share a process, and a second process measures
 their memory. `python benchmarks/report.py` then writes `docs/speed.md` from the record.
@@ -12,22 +13,24 @@ import copy
 import itertools
 import json
 import os
-import statistics
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
-from contests import left_out, scaling, vision
+from contests import convolution, left_out, scaling, vision
+from later import Elsewhere, merged
 from measuring import (
     DifferentOutputError,
     Pair,
@@ -37,12 +40,13 @@ from measuring import (
     gemm_gigaflops,
     machine,
     peak_megabytes,
-    seconds,
+    share_of_gemm,
     significant,
 )
 from tqdm import tqdm
 
 from transformers_hw import VisionTransformer
+from transformers_hw.attention_as_convolution import GaussianSelfAttention
 from transformers_hw.lab.devices import keep_freed_memory
 from transformers_hw.transformer import EncoderLayer
 
@@ -70,7 +74,9 @@ class Config:
 
     Attributes:
         quick: Measure only a few rows, for a shorter time; write no record.
-        only: Measure only this group; write no record.
+        only: Measure only these groups, sizes that grow, or models beside a matrix
+            product.
+        keep: Put what `only` names into the record, and leave the rest of it.
         threads: Number of threads that PyTorch may use.
         budget: Seconds to spend on each row.
         set_ups: Number of times to build both sides of a row.
@@ -81,7 +87,8 @@ class Config:
     """
 
     quick: bool = False
-    only: str = ""
+    only: tuple[str, ...] = ()
+    keep: bool = False
     threads: int = 2
     budget: float = 2.0
     set_ups: int = 3
@@ -89,6 +96,19 @@ class Config:
     rows: tuple[int, ...] = ()
     memory: bool = False
     axis: str = ""
+
+    def wants(self, part: str) -> bool:
+        """Whether a part of the record is to be measured."""
+        return not self.only or part in self.only
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that are installed."""
+    found = {"python": sys.version.split()[0]}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):  # a part may not need them all
+            found[name] = version(name)
+    return found
 
 
 def rows_of(contest: str) -> list[Row]:
@@ -164,7 +184,7 @@ def measure_rows(config: Config) -> list[dict[str, Any]]:
         (contest, index, row)
         for contest in CONTESTS
         for index, row in enumerate(rows_of(contest))
-        if config.only in ("", row.group) and (row.quick or not config.quick)
+        if config.wants(row.group) and (row.quick or not config.quick)
     ]
 
     def process(item: tuple[str, int, Row]) -> tuple[str, str, str, str]:
@@ -194,28 +214,30 @@ def measure_rows(config: Config) -> list[dict[str, Any]]:
 def growth(config: Config) -> list[dict[str, Any]]:
     """Measure how time and memory grow with each size."""
     found = []
-    for axis in tqdm(scaling.AXES, desc="growth"):
+    for axis in tqdm(filter(config.wants, scaling.AXES), desc="growth"):
         (times,) = in_process(config, "--axis", axis)
         (memory,) = in_process(config, "--axis", axis, memory=True)
         found.append(times | memory)
     return found
 
 
-def gemm_shares(rate: float) -> list[dict[str, Any]]:
+def gemm_shares(config: Config) -> list[dict[str, Any]]:
     """Compare the rates of whole models with that of a large matrix product."""
     found = []
-    for name in ("ViT-B/16", "ViT-S/16", "ViT-Ti/16"):
+    for name in filter(config.wants, ("ViT-B/16", "ViT-S/16", "ViT-Ti/16")):
         sizes = vision.MODELS[name]
         model = VisionTransformer.from_preset(name, num_classes=vision.CLASSES)
         work = forward(model, torch.randn(sizes[-1], 3, sizes[0], sizes[0]))
-        work()
-        time_taken = statistics.median(seconds(work) for _ in range(9))
-        gigaflops = 1e-9 * vision.forward_flops(sizes) / time_taken
-        share = {
-            "gigaflops": significant(gigaflops),
-            "share": round(gigaflops / rate, 3),
-        }
+        share = share_of_gemm(work, vision.forward_flops(sizes), config.budget)
         found.append({"model": name, "batch": sizes[-1], **share})
+    side, batch = convolution.IMAGES[-1]
+    name = f"Gaussian attention, {side} × {side} pixels"
+    if config.wants(name):
+        layer = GaussianSelfAttention(convolution.DIM, convolution.HEADS)
+        work = forward(layer, torch.randn(batch, side, side, convolution.DIM))
+        flops = convolution.gaussian_flops(side, batch)
+        share = share_of_gemm(work, flops, config.budget)
+        found.append({"model": name, "batch": batch, **share})
     return found
 
 
@@ -244,27 +266,36 @@ def main(config: Config) -> None:
     if config.quick:
         measure_rows(replace(config, budget=config.budget / 2, set_ups=1))
         return
-    rows = measure_rows(config)
-    if config.only:
-        return
-    rate = gemm_gigaflops()
-    record = {
+    elsewhere = Elsewhere()
+    found = {
+        "rows": measure_rows(config),
+        "growth": growth(config),
+        "gemm_shares": gemm_shares(config),
+    }
+    run = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": "python benchmarks/run.py",
+        "command": shlex.join(["python", "benchmarks/run.py", *sys.argv[1:]]),
         "seconds": 0,
         "machine": machine(config.threads),
-        "versions": {
-            "python": sys.version.split()[0],
-            **{name: version(name) for name in LIBRARIES},
-        },
-        "gemm_gigaflops": significant(rate),
-        "gemm_shares": gemm_shares(rate),
-        "noise": noise(config.budget),
-        "rows": rows,
-        "growth": growth(config),
-        "left_out": left_out.measure(config.budget),
+        "versions": versions(),
     }
-    record["seconds"] = round(time.perf_counter() - start)
+    if not config.only:
+        record = run | {
+            "gemm_gigaflops": significant(gemm_gigaflops()),
+            "noise": noise(config.budget),
+            **found,
+            "later_runs": [],
+            "left_out": left_out.measure(config.budget),
+        }
+        record["seconds"] = round(time.perf_counter() - start)
+    elif config.keep and any(found.values()):
+        run["seconds"] = round(time.perf_counter() - start)
+        run["used_elsewhere"] = elsewhere.share()
+        record = merged(json.loads(RECORD.read_text("utf-8")), found, run)
+    else:
+        for row in (*found["growth"], *found["gemm_shares"]):
+            print(json.dumps(row))
+        return
     text = json.dumps(record, indent=1, ensure_ascii=False)
     RECORD.write_text(f"{text}\n", encoding="utf-8")
 

@@ -1,4 +1,7 @@
-"""Attention, with and without projections, against PyTorch and three libraries."""
+"""Attention, with and without projections, against PyTorch and three libraries.
+
+Attention within a window is compared with PyTorch's kernel and a dense mask.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -7,13 +10,14 @@ import torch.nn.functional as F
 from measuring import PASSES, Pair, Row, forward
 from torch import Tensor, nn
 
-from transformers_hw.attention import dot_product_attention
+from transformers_hw.attention import dot_product_attention, window_mask
 from transformers_hw.multi_head_attention import MultiHeadAttention
 from transformers_hw.pretrained import from_torch
 
 # (tokens, batch): about the same amount of work in each.
 LENGTHS = ((64, 32), (256, 8), (1024, 2), (4096, 1))
 HEADS, HEAD_DIM = 8, 64
+WINDOW, WINDOW_HEADS, WINDOW_LENGTHS = 256, 4, (1024, 2048, 4096, 8192, 16384)
 LAYERS = ((192, 65, 32), (768, 512, 2))  # dim, tokens, batch
 OPTIONS = {
     "": "",
@@ -32,6 +36,10 @@ def rows() -> Iterator[Row]:
             peer = "torch, explicit" if option == "weights" else "torch"
             build = _function(length, batch, option)
             yield Row("attention", case, peer, "forward", build, length == 256)
+    for length in WINDOW_LENGTHS:
+        case = f"{length} tokens, window {WINDOW}, causal, {WINDOW_HEADS} heads"
+        build, quick = _window(length), length == 2048
+        yield Row("windows", case, "dense mask", "forward", build, quick)
     group = "multi_head_attention"
     for dim, length, batch in LAYERS:
         case = f"dim {dim}, {length} tokens, batch {batch}"
@@ -66,6 +74,21 @@ def _function(length: int, batch: int, option: str) -> Callable[[], Pair]:
         return Pair(
             forward(ours, q, k, v, causal=causal),
             forward(theirs, q, k, v, is_causal=causal),
+        )
+
+    return build
+
+
+def _window(length: int) -> Callable[[], Pair]:
+    def build() -> Pair:
+        shape = (1, WINDOW_HEADS, length, HEAD_DIM)
+        q, k, v = (torch.randn(shape) for _ in range(3))
+        # Made once, in advance: in a model, all layers would share it.
+        mask = window_mask(length, length, window=WINDOW, causal=True)
+        near = {"window": WINDOW, "causal": True}
+        return Pair(
+            forward(dot_product_attention, q, k, v, **near),
+            forward(F.scaled_dot_product_attention, q, k, v, attn_mask=mask),
         )
 
     return build

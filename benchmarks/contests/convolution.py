@@ -53,6 +53,14 @@ def rows() -> Iterator[Row]:
     yield Row(group, case, "torchvision", "forward", _residual_network)
 
 
+def gaussian_flops(side: int, batch: int) -> int:
+    """Count the operations of Gaussian attention's matrix products.
+
+    Each head mixes rows, then columns, of all channels, and projects them.
+    """
+    return 2 * batch * side**2 * HEADS * DIM * (side + side + DIM)
+
+
 class Tabulated(nn.Module):
     """Dense attention with scores from a table of five terms per offset."""
 

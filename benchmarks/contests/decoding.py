@@ -1,17 +1,23 @@
-"""Greedy decoding: with our key-value cache, without it, and by other libraries."""
+"""Greedy decoding: with our key-value cache, without it, and by other libraries.
+
+Heads that share keys and values are compared with heads that have copies of them.
+"""
 
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
+from einops import repeat
 from measuring import Pair, Row
 from torch import Tensor, nn
 
 from transformers_hw.pretrained import from_torch
-from transformers_hw.transformer import Transformer
+from transformers_hw.transformer import LanguageModel, Transformer
 
 VOCAB_SIZE, DIM, HEADS, HIDDEN, DEPTH = 1000, 256, 4, 1024, 3
 SOURCE, BATCH, PADDING, BEGIN, END = 32, 4, 0, 1, 2
+# Of a language model: heads, width of a head, layers, and tokens to decode.
+LM_HEADS, LM_HEAD_DIM, LM_DEPTH, STEPS = 8, 64, 2, 16
 
 
 def rows() -> Iterator[Row]:
@@ -25,6 +31,13 @@ def rows() -> Iterator[Row]:
         ):
             built, quick = build(length), length == 64
             yield Row("decoding", case, peer, "generation", built, quick)
+    for length in (1024, 4096):
+        for groups in (2, 1):
+            case = f"{LM_HEADS} heads, {groups} of keys and values, {length} tokens so"
+            case = f"{case} far, {LM_DEPTH} layers, batch {BATCH}"
+            built, quick = _shared(groups, length), length == 1024
+            peer = f"{LM_HEADS} of keys and values"
+            yield Row("grouped_queries", case, peer, "decoding", built, quick)
 
 
 def _source() -> Tensor:
@@ -156,6 +169,48 @@ def _hugging_face(length: int) -> Callable[[], Pair]:
             return theirs.generate(source, attention_mask=seen, **options)[:, 1:]
 
         return _pair(ours, generate, length)
+
+    return build
+
+
+def _shared(groups: int, length: int) -> Callable[[], Pair]:
+    """Decode from a full cache, with shared heads and with copies of them."""
+    size = LM_HEADS // groups
+
+    def model(kv_heads: int) -> LanguageModel:
+        width = LM_HEADS * LM_HEAD_DIM
+        sizes = {"dim": width, "heads": LM_HEADS, "depth": LM_DEPTH}
+        options = {"kv_heads": kv_heads, "positions": "rotary"}
+        return LanguageModel(VOCAB_SIZE, **sizes, **options).eval()
+
+    def build() -> Pair:
+        ours, theirs = model(groups), model(LM_HEADS)
+        weights = ours.state_dict()
+        for name in weights:
+            if ".key_proj." in name or ".value_proj." in name:
+                axes = "(g d) ... -> (g r d) ..."
+                weights[name] = repeat(weights[name], axes, g=groups, r=size)
+        theirs.load_state_dict(weights)
+        tokens = torch.randint(VOCAB_SIZE, (BATCH, STEPS))
+        shape = (2, LM_DEPTH, BATCH, groups, length, LM_HEAD_DIM)
+        earlier = torch.randn(shape)
+        copies = repeat(earlier, "two n b g k d -> two n b (g r) k d", r=size)
+
+        def decode(model: LanguageModel, keys: Tensor, values: Tensor) -> Tensor:
+            cache, logits = model.make_cache(), []
+            for (own, _), key, value in zip(cache.layers, keys, values, strict=True):
+                own.append(key, value)
+            with torch.inference_mode():
+                for token in tokens.split(1, dim=1):
+                    logits.append(model(token, cache=cache))
+            return torch.cat(logits, dim=1)
+
+        return Pair(
+            lambda: decode(ours, *earlier),
+            lambda: decode(theirs, *copies),
+            unit="tokens",
+            count=BATCH * STEPS,
+        )
 
     return build
 

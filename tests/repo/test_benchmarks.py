@@ -13,6 +13,7 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+later = importlib.import_module("later")
 measuring = importlib.import_module("measuring")
 report = importlib.import_module("report")
 
@@ -101,6 +102,13 @@ def test_the_exponent_of_a_power_law_is_found(power):
     assert measuring.exponent(sizes, [7.0 * n**power for n in sizes]) == power
 
 
+def test_a_share_compares_the_rates_of_operations(clock, monkeypatch):
+    product = (clock.work(0.5), 100)
+    monkeypatch.setattr(measuring, "large_product", lambda: product)
+    found = measuring.share_of_gemm(clock.work(0.4), 60, 8.0)
+    assert found == {"gigaflops": 1.5e-7, "share": 0.75}
+
+
 def test_memory_is_what_a_run_adds():
     kept = []
     used = measuring.peak_megabytes(lambda: kept.append(torch.ones(16, 1024, 1024)))
@@ -117,6 +125,51 @@ def test_a_row_is_level_if_its_quartiles_lie_on_both_sides_of_one():
     assert report.counts(rows) == [1, 2, 1]
 
 
+def test_a_later_run_replaces_its_parts_alone():
+    machine, versions = {"cores": 2, "threads": 2}, {"torch": "2", "timm": "1"}
+    record = {"machine": machine, "versions": versions, "noise": [1.0]}
+    record["rows"] = [{"group": g, "ratio": 1.0} for g in ("data", "windows", "data")]
+    record |= {"growth": [{"axis": "depth"}], "gemm_shares": [{"model": "ViT"}]}
+
+    def measured(date, **found):
+        run = {"date": date, "machine": {**machine, "threads": 1}, "versions": {}}
+        found = {"rows": [], "growth": [], "gemm_shares": [], **found}
+        return later.merged(record, found, run)
+
+    record = measured("first", rows=[{"group": g} for g in ("windows", "new")])
+    assert [row["group"] for row in record["rows"]] == [
+        "data",
+        "data",
+        "windows",
+        "new",
+    ]
+    about = {"threads": 1, "date": "first", "parts": ["windows", "new"]}
+    assert record["later_runs"] == [about]
+    kept = record
+    record = measured("then", rows=[{"group": "new"}], growth=[{"axis": "width"}])
+    assert [run["parts"] for run in record["later_runs"]] == [
+        ["windows"],
+        ["new", "width"],
+    ]
+    assert record["growth"] == [{"axis": "depth"}, {"axis": "width"}]
+    record = measured("last", rows=[{"group": "windows"}])
+    assert [run["date"] for run in record["later_runs"]] == ["then", "last"]
+    assert kept["later_runs"] == [about], "the first record must stay as it was"
+    for same, wrong in (({"cores": 2}, {"timm": "3"}), ({"cores": 4}, {"timm": "1"})):
+        run = {"machine": same, "versions": wrong}
+        with pytest.raises(
+            later.OtherMachineError, match=r"must be the record's, \d, got"
+        ):
+            later.merged(record, {"rows": [], "growth": [], "gemm_shares": []}, run)
+
+
+def test_use_elsewhere_is_a_share_of_all_cores(monkeypatch):
+    used = iter([(0.0, 0.0), (10.0, 5.0)])
+    monkeypatch.setattr(later.Elsewhere, "_now", lambda _: next(used))
+    monkeypatch.setattr(later.os, "cpu_count", lambda: 2)
+    assert later.Elsewhere().share() == 0.25
+
+
 def test_the_page_shows_the_committed_record():
     record = json.loads(report.RECORD.read_text("utf-8"))
     text = report.PAGE.read_text("utf-8")
@@ -125,5 +178,12 @@ def test_the_page_shows_the_committed_record():
     faster = {**record["rows"][0], "lower_quartile": 1.1, "upper_quartile": 1.3}
     changed = {**record, "rows": [{**faster, "ratio": 1.234}, *record["rows"][1:]]}
     assert "| **1.23** (1.10–1.30) |" in report.page(text, changed)
+    run = {"date": "2027-02-03", "command": "run", "threads": 1, "parts": ["windows"]}
+    changed = {**record, "later_runs": [{**run, "used_elsewhere": 0.25}]}
+    sentence = (
+        "Measured later, on February 3, 2027, on 1 thread of the same machine, by "
+        "`run`: Attention within a window. Other programs used 25% of the processor."
+    )
+    assert sentence in report.page(text, changed)
     with pytest.raises(ValueError, match="one <!-- begin headline -->"):
         report.page("", record)
