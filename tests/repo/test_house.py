@@ -17,8 +17,8 @@ BOOK = ROOT / "src/transformers_hw"
 FLOOR = "_engine"
 ABOVE = ("probes", "pretrained", "summary", "exercises", "lab", "__init__")
 FOUNDATIONS = sys.stdlib_module_names | {"torch", "einops", "jaxtyping"}
-# Weight files need it, so functions of `pretrained` import it when they are called.
-LAZY = {"pretrained": {"safetensors"}}
+# Weight files and the Hub need them: functions of `pretrained` import them when called.
+LAZY = {"pretrained": {"safetensors", "huggingface_hub"}}
 
 
 def room(path: Path) -> str:

@@ -40,6 +40,7 @@ class Conversion:
     Attributes:
         module: The module, if that was given.
         tensors: Their tensors by their names.
+        prepared: The same, changed to what our model needs.
         factory: `device` and `dtype` to build our model with.
     """
 
@@ -51,10 +52,22 @@ class Conversion:
         self.tensors = read_weights(
             source.state_dict() if isinstance(source, nn.Module) else source
         )
+        self.change(dict)
         dtypes = [x.dtype for x in self.tensors.values() if x.dtype in FLOATS]
         # The dtype that represents all of them without loss.
         dtype = reduce(torch.promote_types, dtypes) if dtypes else None
         self.factory: dict[str, Any] = {"device": "meta", "dtype": dtype}
+
+    def change(
+        self, prepare: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    ) -> None:
+        """Change tensors before they are copied, or leave some out.
+
+        Args:
+            prepare: Takes their tensors by their names, and returns those to copy.
+        """
+        self._prepare = prepare
+        self.prepared = prepare(self.tensors)
 
     def settings(
         self, read: Callable[[Any], dict[str, Any]], **given: Any
@@ -97,10 +110,10 @@ class Conversion:
 
     def shape(self, name: str, axes: int) -> Shape:
         """Return the shape of a tensor that tells the model's sizes."""
-        if name not in self.tensors:
+        if name not in self.prepared:
             held = listed(self.tensors)
             raise self.other(f"its weights hold no {name!r}, but {held}")
-        shape = tuple(self.tensors[name].shape)
+        shape = tuple(self.prepared[name].shape)
         if len(shape) != axes or 0 in shape:
             raise WeightsError(
                 f"{name!r} must have {axes} axes, none of them empty, got shape "
@@ -127,6 +140,7 @@ class Conversion:
         *,
         shapes: Mapping[str, Shape] | None = None,
         skip: Mapping[str, int] | None = None,
+        single: bool = False,
     ) -> Model:
         """Build our model and copy the tensors into it, if they are accounted for.
 
@@ -141,6 +155,8 @@ class Conversion:
             compare: Runs both models on a small input.
             shapes: Shapes of their tensors that are laid out otherwise.
             skip: Numbers of first rows of their tensors that ours do not have.
+            single: Whether the module computes in 32 bits in places, whatever its
+                weights are.
 
         Returns:
             The model, in evaluation mode.
@@ -154,7 +170,7 @@ class Conversion:
         self._account({**expected, **(shapes or {})})
 
         def split(tensors: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-            found = {}
+            found, tensors = {}, self._prepare(tensors)
             for theirs, ours in groups.items():
                 x = tensors[theirs].detach()[skip.get(theirs, 0) :].flatten()
                 pieces = x.split([math.prod(wanted[name]) for name in ours])
@@ -168,18 +184,20 @@ class Conversion:
 
         model = build(depth).eval()
         if self.module is not None:
-            verify(load, self.module, self.tensors, compare, self.origin)
+            origin = self.origin
+            verify(load, self.module, self.tensors, compare, origin, single=single)
         copies = split(self.tensors, dtype=self.factory["dtype"], copy=True)
         model.load_state_dict(copies, assign=True)
         return model
 
     def _account(self, expected: Mapping[str, Shape]) -> None:
         """Raise unless there are just these tensors, of these shapes, all finite."""
-        missing = [name for name in expected if name not in self.tensors]
-        unknown = [name for name in self.tensors if name not in expected]
+        tensors = self.prepared
+        missing = [name for name in expected if name not in tensors]
+        unknown = [name for name in tensors if name not in expected]
         wrong = []
         for name, shape in expected.items():
-            x = self.tensors.get(name)
+            x = tensors.get(name)
             if x is not None and tuple(x.shape) != shape:
                 wrong.append(f"{name} {tuple(x.shape)}, wanted {shape}")
             elif x is not None and x.dtype not in FLOATS:
@@ -187,7 +205,7 @@ class Conversion:
         if not missing and not unknown and not wrong:
             wrong = [
                 f"{name} holds NaN or infinity"
-                for name, x in self.tensors.items()
+                for name, x in tensors.items()
                 if not x.isfinite().all()
             ]
         found = {"missing": missing, "of the wrong shape or type": wrong}

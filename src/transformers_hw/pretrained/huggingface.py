@@ -1,7 +1,8 @@
-"""Vision Transformers, BERTs and RoBERTas of Hugging Face."""
+"""Models of Hugging Face: their families, configurations, and BERTs."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,16 @@ from torch import Tensor, nn
 
 from transformers_hw._engine.shapes import checked
 from transformers_hw.pretrained.conversion import Conversion, with_parameters
+from transformers_hw.pretrained.huggingface_decoders import (
+    DECODERS,
+    LLAMAS,
+    convert_decoder,
+)
 from transformers_hw.pretrained.huggingface_vision import (
     VITS,
     Config,
     base_of,
+    check_head,
     check_sizes,
     convert_vit,
     one_of,
@@ -21,6 +28,7 @@ from transformers_hw.pretrained.verification import Draw
 from transformers_hw.pretrained.vision import names_of_layers
 from transformers_hw.pretrained.weights import Weights, WeightsError, printable
 from transformers_hw.transformer.bert import Bert
+from transformers_hw.vision_transformer import Size
 
 BERT_PARTS = {
     "attention.query_proj": "attention.self.query.",
@@ -46,6 +54,25 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 MOST_CONFIG_BYTES = 2**20
+# All models, by `model_type`, with what their names begin with below a head.
+BASES = {**VITS, **BERTS, **dict.fromkeys(LLAMAS, "model."), "gpt2": "transformer."}
+# What well-known others have, and this book's models do not.
+OTHERS = {
+    "mixtral": "a mixture of experts",
+    "qwen2_moe": "a mixture of experts",
+    "qwen3_moe": "a mixture of experts",
+    "gpt_oss": "a mixture of experts",
+    "gemma": "norms that add one to their weights, and scaled embeddings",
+    "gemma2": "soft caps on logits, and norms behind its sublayers",
+    "gemma3_text": "two kinds of rotary positions, and norms behind its sublayers",
+    "gpt_neox": "attention and network side by side",
+    "phi": "attention and network side by side",
+    "phi3": "queries, keys and values in one matrix, and other rotary positions",
+    "bloom": "scores with biases by distance",
+    "mpt": "scores with biases by distance",
+    "t5": "scores with learned biases by distance",
+    "opt": "positions that begin with the third",
+}
 
 
 @checked
@@ -53,13 +80,23 @@ def from_huggingface(
     source: nn.Module | Weights,
     *,
     config: Config | str | Path | None = None,
+    base_only: bool = False,
     padded_at_end: bool = False,
+    image_size: Size | None = None,
 ) -> Any:
-    """Convert a Hugging Face `ViTModel`, `ViTForImageClassification` or `BertModel`.
+    """Convert a Hugging Face ViT, DeiT, DINOv2, BERT, GPT-2 or Llama.
 
-    `ViTMSNModel`, `RobertaModel`, `XLMRobertaModel` and `CamembertModel` are converted
-    too. Of a model with another head, such as `BertForMaskedLM`, convert the base:
-    `model.bert`.
+    These are the families, with the models that have no head and these heads:
+
+    - vision: `ViT`, `ViTMSN` and `DeiT`, also `ForImageClassification`; `Dinov2` and
+      `Dinov2WithRegisters`;
+    - texts: `Bert`, `Roberta`, `XLMRoberta` and `Camembert`;
+    - language models: `GPT2`, also `LMHeadModel`; `Llama`, `Mistral`, `Qwen2` and
+      `Qwen3`, also `ForCausalLM`.
+
+    Any other head, such as that of `BertForMaskedLM`, is refused; with `base_only`, the
+    model below it is converted. What this book's models do not have is refused by name,
+    such as other rotary positions, or a window in some layers only.
 
     A module is compared with the converted model before that is returned: both get two
     short random texts, one of them padded, or one image, and one of another size.
@@ -70,25 +107,41 @@ def from_huggingface(
         config: The model's configuration, as in its `config.json`, or the path of such
             a file. It is needed with a state dict; for a file of weights, it is by
             default the `config.json` beside it.
+        base_only: Whether to leave out the head, and to convert the model below it.
         padded_at_end: Whether all texts will have their padding at the end. A RoBERTa
             is converted only then: it numbers the positions of real tokens only, and
             this book's `Bert` those of all tokens.
+        image_size: Height and width of the images, if not those of the configuration;
+            one number for a square. Positions are resampled for it as Hugging Face
+            does, which for a `Dinov2WithRegisters` differs from what this book's model
+            does with an image of another size.
 
     Returns:
-        A `VisionTransformer` or `Bert` with the same outputs, in evaluation mode: of a
-        classifier the logits, of a `BertModel` the last hidden states. Of a `ViTModel`,
-        `encode` returns the last hidden states, and a call of the model the pooled
-        output, or without a pooler the class token.
+        A `VisionTransformer`, `Bert` or `LanguageModel` with the same outputs, in
+        evaluation mode: of a classifier or language model the logits, of a `BertModel`
+        the last hidden states. Of a vision or language model without a head, `encode`
+        returns the last hidden states. A call of the vision model then returns the
+        pooled output, or without a pooler the class token; a call of the language
+        model returns logits with the embedding's weights. The distillation token of a
+        DeiT becomes a register.
 
     Raises:
-        TypeError: If `config` is missing, or is given with a module.
+        TypeError: If `config` is missing, or is given with a module; or if
+            `image_size` is given for a model of texts.
         WeightsError: If these are other weights; if the configuration asks for what
             this book's models do not have, such as another activation or a causal
             mask; or if the module computes something else than the converted model.
     """
-    conversion = Conversion(source, "a Hugging Face ViT, BERT or RoBERTa")
+    origin = "a Hugging Face ViT, BERT, GPT-2 or Llama"
+    conversion = Conversion(source, origin)
     found = _config(conversion, source, config)
     kind = found["model_type"]
+    if base_only:
+        conversion = Conversion(_base(conversion, BASES[kind]), origin)
+    if image_size is not None and kind not in VITS:
+        raise TypeError(f"image_size must not be given for a {kind}, got {image_size}.")
+    if kind in DECODERS:
+        return convert_decoder(conversion, found, ACTIVATIONS)
     settings = {
         "heads": found["num_attention_heads"],
         "eps": found["layer_norm_eps"],
@@ -97,7 +150,7 @@ def from_huggingface(
         ],
     }
     if kind in VITS:
-        return convert_vit(conversion, found, settings)
+        return convert_vit(conversion, found, settings, image_size)
     one_of(conversion, found, "is_decoder", (False, None))
     one_of(conversion, found, "position_embedding_type", ("absolute", None))
     if kind in ROBERTAS and not padded_at_end:
@@ -132,14 +185,30 @@ def _config(
                 "number of heads and more; a module does."
             )
         found = config if isinstance(config, Mapping) else _read_json(Path(config))
-    one_of(conversion, found, "model_type", (*VITS, *BERTS))
-    needed = ["num_attention_heads", "hidden_act", "layer_norm_eps"]
-    needed += ["image_size"] if found["model_type"] in VITS else []
-    needed += ["pad_token_id"] if found["model_type"] in ROBERTAS else []
+    told = found.get("model_type")
+    if isinstance(told, str) and told in OTHERS:
+        raise conversion.other(f"a {told} has {OTHERS[told]}, which this book's do not")
+    kind = one_of(conversion, found, "model_type", tuple(BASES))
+    needed = ("num_attention_heads", "hidden_act", "layer_norm_eps")
+    needed = DECODERS.get(kind, needed)
+    needed = (*needed, "image_size") if kind in VITS else needed
+    needed = (*needed, "pad_token_id") if kind in ROBERTAS else needed
     missing = [name for name in needed if found.get(name) is None]
     if missing:
         raise WeightsError(f"config must tell {', '.join(missing)}.")
     return dict(found)
+
+
+def _base(conversion: Conversion, prefix: str) -> nn.Module | dict[str, Tensor]:
+    """Return the model below a head: the module, or its tensors."""
+    if conversion.module is not None:
+        return getattr(conversion.module, prefix.rstrip("."), conversion.module)
+    below = {
+        name.removeprefix(prefix): x
+        for name, x in conversion.tensors.items()
+        if name.startswith(prefix)
+    }
+    return below or conversion.tensors
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -158,8 +227,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _bert(conversion: Conversion, config: Config, settings: dict[str, Any]) -> Bert:
     tensors = conversion.tensors
+    check_head(conversion)
     base = base_of(conversion, BERTS[config["model_type"]])
     embeddings, layers = f"{base}embeddings.", f"{base}encoder.layer."
+    conversion.change(partial(_of_today, f"{embeddings}position_ids"))
     words = f"{embeddings}word_embeddings.weight"
     positions = f"{embeddings}position_embeddings.weight"
     segments = f"{embeddings}token_type_embeddings.weight"
@@ -176,10 +247,6 @@ def _bert(conversion: Conversion, config: Config, settings: dict[str, Any]) -> B
                 f"pad_token_id must be from 0 to {rows - 2}, got {padding_token!r}"
             )
         skipped = padding_token + 1
-    # Older versions kept these, which are nothing but the numbers 0, 1, 2, …
-    numbers = tensors.get(f"{embeddings}position_ids")
-    if numbers is not None and numbers.flatten().tolist() == list(range(rows)):
-        del tensors[f"{embeddings}position_ids"]
     sizes = {
         "dim": dim,
         "hidden_dim": conversion.shape(hidden, 2)[0],
@@ -226,3 +293,16 @@ def _bert(conversion: Conversion, config: Config, settings: dict[str, Any]) -> B
         **names_of_layers(depth, layers, BERT_PARTS),
     }
     return conversion.convert(build, depth, names, compare, skip={positions: skipped})
+
+
+def _of_today(numbers: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a BERT by the names that they have now."""
+    older = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+    found = {}
+    for name, x in tensors.items():
+        for old, new in older.items():
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        # Older versions kept these, which are nothing but the numbers 0, 1, 2, …
+        if name != numbers or x.flatten().tolist() != list(range(x.numel())):
+            found[name] = x
+    return found

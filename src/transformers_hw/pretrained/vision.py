@@ -1,7 +1,7 @@
-"""Vision Transformers of torchvision and timm."""
+"""Vision Transformers of torchvision, and what all converters of them share."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,9 +16,9 @@ from transformers_hw.pretrained.conversion import (
     with_parameters,
 )
 from transformers_hw.pretrained.verification import Compare, Draw
-from transformers_hw.pretrained.weights import Weights, WeightsError
+from transformers_hw.pretrained.weights import Weights
 from transformers_hw.transformer.config import BIASED
-from transformers_hw.vision_transformer import Pool, Size, VisionTransformer
+from transformers_hw.vision_transformer import VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ class Library:
         final_norm: The layer norm after the last layer.
         pooler: What follows pooling.
         head: The classifier.
+        embedding_norm: The layer norm before the first layer.
+        registers: The register tokens.
+        pooling: Parts of attention pooling, by our names; its query is `probe`.
+        vectors: Tensors of a layer that are not a weight or bias of a part, by our
+            names.
     """
 
     patches: str
@@ -46,6 +51,10 @@ class Library:
     final_norm: str
     pooler: str
     head: str
+    embedding_norm: str = "none"
+    registers: str = "none"
+    pooling: dict[str, str] = field(default_factory=dict)
+    vectors: dict[str, str] = field(default_factory=dict)
 
 
 TORCHVISION = Library(
@@ -67,41 +76,6 @@ TORCHVISION = Library(
     pooler="",
     head="heads.head.",
 )
-TIMM = Library(
-    patches="patch_embed.proj.",
-    positions="pos_embed",
-    class_token="cls_token",
-    layers="blocks.",
-    parts={
-        "attention.query_proj": "attn.qkv.",
-        "attention.key_proj": "attn.qkv.",
-        "attention.value_proj": "attn.qkv.",
-        "attention.output_proj": "attn.proj.",
-        "attention_norm": "norm1.",
-        "feed_forward.hidden_proj": "mlp.fc1.",
-        "feed_forward.output_proj": "mlp.fc2.",
-        "feed_forward_norm": "norm2.",
-    },
-    final_norm="norm.",
-    pooler="fc_norm.",
-    head="head.",
-)
-# What timm's other models have, and this book's does not, by parts of names.
-TIMM_OTHERS = {
-    "reg_token": "register tokens",
-    "dist_token": "a distillation token",
-    ".ls1.": "layer scale",
-    ".gamma_1": "layer scale",
-    "q_norm.": "normalized queries and keys",
-    "q_bias": "biases of queries and values apart from their weights",
-    "rel_pos": "relative positions",
-    "relative_position": "relative positions",
-    "norm_pre.": "a layer norm before the first layer",
-    ".attn.norm.": "a layer norm within attention",
-    "attn_pool.": "attention pooling",
-    "patch_embed.backbone.": "a convolutional network before the first layer",
-}
-TIMM_POOLS: dict[str, Pool] = {"token": "class", "avg": "mean"}
 
 
 @checked
@@ -153,106 +127,6 @@ def from_torchvision(
     return vision_transformer(conversion, TORCHVISION, settings, None, one_image)
 
 
-@checked
-def from_timm(
-    source: nn.Module | Weights,
-    *,
-    heads: int | None = None,
-    eps: float | None = None,
-    activation: str | None = None,
-    norm: str | None = None,
-    pool: str | None = None,
-    image_size: Size | None = None,
-) -> VisionTransformer:
-    """Convert one of timm's plain Vision Transformers, such as `vit_base_patch16_224`.
-
-    A module is compared with the converted model before that is returned: both get one
-    small random image.
-
-    For images of another size, timm and this book resample positions with different
-    bicubic kernels. So a model made with `dynamic_img_size=True` is refused; for
-    another size, call timm's `set_input_size` first and convert then.
-
-    Args:
-        source: The module, which tells its own settings; or its state dict, or a
-            safetensors file of it, which do not: they need all of the others.
-        heads: Number of heads.
-        eps: Epsilon of the layer norms, $10^{-6}$ in most of timm's.
-        activation: Activation of the feed-forward networks: `"gelu"` in most of
-            timm's, `"gelu_tanh"` in those with `siglip` in their names.
-        norm: Where the layer norms stand: `"pre"`. Models with `rpn` in their names,
-            whose norms stand elsewhere, have the same names of weights.
-        pool: What the head sees, timm's `global_pool`: `"class"`, or `"mean"` for
-            that of the patches.
-        image_size: Height and width of the images; one number for a square.
-
-    Returns:
-        A model with the same logits, or without a head with the same features, in
-        evaluation mode.
-
-    Raises:
-        TypeError: If a setting is missing, or is given with a module.
-        WeightsError: If these are other weights, such as those of a model with
-            register tokens, layer scale or normalized queries; or if the module
-            computes something else than the converted model would.
-    """
-    conversion = Conversion(source, "a plain Vision Transformer of timm")
-    tensors = conversion.tensors
-    for part, what in TIMM_OTHERS.items():
-        name = next((name for name in tensors if part in name), None)
-        if name is not None:
-            raise conversion.other(f"this one has {what} ({part.strip('.')!r})")
-    settings = conversion.settings(
-        _read_timm,
-        heads=heads,
-        eps=eps,
-        activation=activation,
-        norm=norm,
-        pool=pool,
-        image_size=image_size,
-    )
-    size = settings.pop("image_size")
-    if settings["norm"] != "pre":
-        raise conversion.other(f"norm must be 'pre', got {settings['norm']!r}")
-    settings["pooler"] = "norm" if "fc_norm.weight" in tensors else None
-    return vision_transformer(conversion, TIMM, settings, size, one_image)
-
-
-def _read_timm(module: Any) -> dict[str, Any]:
-    layers = list(module.blocks)
-    kind = shared("type", (type(layer).__name__ for layer in layers))
-    if kind != "Block":
-        raise WeightsError(
-            "layers must be timm's Block, with norms before attention and network, "
-            f"got {kind}."
-        )
-    if module.global_pool not in TIMM_POOLS:
-        raise WeightsError(
-            f"global_pool must be one of {', '.join(TIMM_POOLS)}, got "
-            f"{module.global_pool!r}."
-        )
-    for flag, what in {
-        "dynamic_img_size": "it resamples positions with another bicubic kernel",
-        "no_embed_class": "the class token must have a position",
-        "pool_include_prefix": "the mean must be that of the patches",
-    }.items():
-        if getattr(module, flag):
-            raise WeightsError(f"{flag} must be False, got True: {what}.")
-    norms = [norm for layer in layers for norm in (layer.norm1, layer.norm2)]
-    last = (module.norm, module.fc_norm)
-    norms += [norm for norm in last if not isinstance(norm, nn.Identity)]
-    return {
-        "heads": shared("heads", (layer.attn.num_heads for layer in layers)),
-        "eps": eps_of(norms),
-        "activation": shared(
-            "activation", (name_of_activation(layer.mlp.act) for layer in layers)
-        ),
-        "norm": "pre",
-        "pool": TIMM_POOLS[module.global_pool],
-        "image_size": module.patch_embed.img_size,
-    }
-
-
 def one_image(
     ours: VisionTransformer, theirs: Callable[..., Tensor], draw: Draw
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -279,20 +153,28 @@ def vision_transformer(
     """
     tensors, first = conversion.tensors, f"{library.layers}0."
     kernel = conversion.shape(f"{library.patches}weight", 4)
-    dim, channels, *_ = kernel
-    patch = (kernel[2], kernel[3])
+    dim, channels, patch = kernel[0], kernel[1], (kernel[2], kernel[3])
     class_token = library.class_token in tensors
-    count = conversion.shape(library.positions, 3)[1] - class_token
+    registers = 0
+    if library.registers in tensors:
+        registers = conversion.shape(library.registers, 3)[1]
+    table = library.positions in tensors
+    rows = conversion.shape(library.positions, 3)[1] if table else 0
     if image_size is None:
         # The count of positions tells the image only if patches are squares, too.
-        image_size = round(max(count, 0) ** 0.5) * patch[0]
+        image_size = round(max(rows - class_token, 0) ** 0.5) * patch[0]
     height, width = conversion.attempt(height_and_width, "image_size", image_size)
     grid = (height // patch[0], width // patch[1])
-    if height % patch[0] or width % patch[1] or grid[0] * grid[1] != count:
+    cells = grid[0] * grid[1]
+    class_position = class_token and (rows != cells or not table)
+    if registers and rows == cells + class_token + registers:
+        raise conversion.other("this one has positions of register tokens")
+    wanted = cells + class_position if table else 0
+    if height % patch[0] or width % patch[1] or rows != wanted:
         raise conversion.other(
             f"an image of {height}×{width} pixels has {grid[0]}×{grid[1]} whole "
             f"patches of {patch[0]}×{patch[1]}, and must have nothing else; "
-            f"{library.positions!r} has {count} positions of patches"
+            f"{library.positions!r} has {rows - class_position} positions of patches"
         )
     norm = first + library.parts["attention_norm"]
     if conversion.module is None and f"{norm}bias" not in tensors:
@@ -300,16 +182,32 @@ def vision_transformer(
             f"there is no {norm}bias: this may be an RMS norm, which only the module "
             "tells"
         )
-    hidden = f"{first}{library.parts['feed_forward.hidden_proj']}weight"
+    hidden = f"{first}{library.parts['feed_forward.output_proj']}weight"
     head = f"{library.head}weight"
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_classes": conversion.shape(head, 2)[0] if head in tensors else None,
         "dim": dim,
-        "hidden_dim": conversion.shape(hidden, 2)[0],
+        "hidden_dim": conversion.shape(hidden, 2)[1],
         "channels": channels,
         "class_token": class_token,
-        "bias": _biases(conversion, first, library.parts),
+        "bias": _biases(conversion, first, library),
+        "registers": registers,
+        "class_position": class_position or not class_token,
+        "patch_bias": f"{library.patches}bias" in tensors,
+        "embedding_norm": f"{library.embedding_norm}weight" in tensors,
+        "positions": "learned" if table else "none",
     }
+    has_norm = f"{library.final_norm}weight" in tensors
+    if has_norm == (settings.get("pooler") == "norm"):
+        sizes["final_norm"] = has_norm
+    if first + library.vectors.get("attention_scale.weight", "none") in tensors:
+        # It was the factors' first value, which weights do not tell and nobody needs.
+        sizes["layer_scale"] = 1e-5
+    if f"{first}{library.parts.get('attention.query_norm', 'none')}weight" in tensors:
+        sizes["qk_norm"] = "layer"
+    if settings.get("pool") == "attention":
+        network = f"{library.pooling['feed_forward.hidden_proj']}weight"
+        sizes["pool_hidden_dim"] = conversion.shape(network, 2)[0]
 
     def build(depth: int) -> VisionTransformer:
         options = {**sizes, **settings, **conversion.factory}
@@ -318,25 +216,46 @@ def vision_transformer(
     depth = conversion.depth(library.layers)
     modules = {
         "patch_embedding.proj": library.patches,
+        "embedding_norm": library.embedding_norm,
         "pooler": library.pooler,
         "pooler.0": library.pooler,
         "encoder.final_norm": library.final_norm,
         "head": library.head,
     }
+    pooling = dict(library.pooling)
     names = {
         "class_token": library.class_token,
+        "registers": library.registers,
         "class_position": library.positions,
         "positions.weight": library.positions,
+        "attention_pooling.probe": pooling.pop("probe", "none"),
         **with_parameters(modules),
+        **with_parameters({f"attention_pooling.{x}": y for x, y in pooling.items()}),
         **names_of_layers(depth, library.layers, library.parts),
+        **{
+            f"encoder.layers.{i}.{ours}": f"{library.layers}{i}.{theirs}"
+            for i in range(depth)
+            for ours, theirs in library.vectors.items()
+        },
     }
-    shapes = {
-        f"{library.patches}weight": kernel,
-        library.positions: (1, class_token + count, dim),
-    }
+    shapes: dict[str, tuple[int, ...]] = {f"{library.patches}weight": kernel}
+    if table:
+        shapes[library.positions] = (1, rows, dim)
     if class_token:
         shapes[library.class_token] = (1, 1, dim)
-    return conversion.convert(build, depth, names, compare, shapes=shapes)
+    if registers:
+        shapes[library.registers] = (1, registers, dim)
+    if "pool_hidden_dim" in sizes:
+        shapes[library.pooling["probe"]] = (1, 1, dim)
+    return conversion.convert(
+        build,
+        depth,
+        names,
+        compare,
+        shapes=shapes,
+        # Angles of other libraries are in 32 bits, whatever the model is in.
+        single=settings.get("rotary") is not None,
+    )
 
 
 def names_of_layers(depth: int, layers: str, parts: dict[str, str]) -> dict[str, str]:
@@ -351,7 +270,7 @@ def names_of_layers(depth: int, layers: str, parts: dict[str, str]) -> dict[str,
 
 
 def _biases(
-    conversion: Conversion, layer: str, parts: dict[str, str]
+    conversion: Conversion, layer: str, library: Library
 ) -> bool | tuple[str, ...]:
     """Read from the first layer which parts have biases."""
     ours = {name: f"attention.{name}_proj" for name in BIASED[:4]}
@@ -359,6 +278,7 @@ def _biases(
     found = tuple(
         name
         for name, part in ours.items()
-        if f"{layer}{parts[part]}bias" in conversion.tensors
+        if layer + library.vectors.get(f"{part}.bias", f"{library.parts[part]}bias")
+        in conversion.tensors
     )
     return True if found == BIASED else found
