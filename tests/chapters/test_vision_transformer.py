@@ -1,9 +1,14 @@
 """Chapter 7: images as sequences of patches."""
 
+import json
 import math
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
+import PIL.Image
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 import torchvision
@@ -12,13 +17,27 @@ from einops import rearrange
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
+from timm.layers import RotaryEmbeddingCat, apply_rot_embed_cat
 from torch import Tensor, nn
 from torch.export import Dim
+from torchvision.transforms.v2 import functional
 
 from transformers_hw.positional_encoding import AxialPositions2D, SinusoidalPositions2D
-from transformers_hw.pretrained import from_torchvision, to_torch
-from transformers_hw.transformer import Decoder, DecoderLayer, Transformer
-from transformers_hw.vision_transformer import PatchEmbedding, VisionTransformer
+from transformers_hw.pretrained import from_timm, from_torchvision, to_torch
+from transformers_hw.probes import capture_weights
+from transformers_hw.transformer import (
+    Decoder,
+    DecoderLayer,
+    DropPath,
+    LayerScale,
+    Transformer,
+)
+from transformers_hw.vision_transformer import (
+    AttentionPooling,
+    PatchEmbedding,
+    Preprocessing,
+    VisionTransformer,
+)
 
 F64 = torch.float64
 
@@ -481,6 +500,420 @@ def test_a_tiny_model_reads_digits_better_than_the_nearest_mean_image():
     assert right > baseline + 0.03
 
 
+# --- what later models add: registers, layer scale, stochastic depth ----------------
+
+
+def timm_vit(**options: Any) -> Any:
+    """Build a model of timm with a 2×3 grid, no parameter at a special value."""
+    sizes = {"img_size": (10, 9), "patch_size": (5, 3), "in_chans": 2, "depth": 3}
+    sizes |= {"num_classes": 7, "embed_dim": 12, "num_heads": 3, "mlp_ratio": 1.5}
+    theirs = timm.models.VisionTransformer(**sizes, **options).double().eval()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return theirs
+
+
+MODERN = [
+    {"reg_tokens": 4, "no_embed_class": True, "init_values": 1e-5},  # DINOv2
+    {"reg_tokens": 2, "no_embed_class": True, "global_pool": "avg", "fc_norm": True},
+    {"class_token": False, "global_pool": "map"},  # SigLIP
+    {"global_pool": "map", "reg_tokens": 3, "no_embed_class": True, "fc_norm": False},
+    {"pre_norm": True, "final_norm": False, "fc_norm": False},
+]
+
+
+@pytest.mark.parametrize("options", MODERN, ids=lambda x: "-".join(x))
+def test_tokens_features_and_logits_are_those_of_timm(options):
+    theirs, x = timm_vit(**options), images()
+    ours, tokens = from_timm(theirs), theirs.forward_features(x)
+    assert tokens.std() > 0.1
+    assert_same(ours.encode(x), tokens)
+    assert_same(ours.features(x), theirs.forward_head(tokens, pre_logits=True))
+    assert_same(ours(x), theirs(x))
+    assert ours.config.prefix == theirs.num_prefix_tokens
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_intermediate_layers_are_those_of_timm(norm):
+    theirs, x = timm_vit(reg_tokens=4, no_embed_class=True, init_values=0.1), images()
+    ours, indices = from_timm(theirs), [2, 0]
+    found = ours.intermediate_layers(x, indices, norm=norm)
+    theirs = theirs.forward_intermediates(
+        x,
+        sorted(indices),
+        return_prefix_tokens=True,
+        norm=norm,
+        output_fmt="NLC",
+        intermediates_only=True,
+    )
+    for tokens, (patches, prefix) in zip(found, reversed(theirs), strict=True):
+        assert_same(tokens, torch.cat([prefix, patches], dim=1))
+
+
+def test_intermediate_layers_end_with_what_leaves_the_encoder():
+    model, x = small(registers=3, rotary={}, dim=24, depth=3), images()
+    last, first, again = model.intermediate_layers(x, [-1, -3, 2], norm=True)
+    assert_same(last, model.encode(x))
+    assert torch.equal(last, again)
+    assert differ(first, last)
+    assert model.intermediate_layers(x, []) == []
+
+
+def test_layers_after_the_last_that_is_wanted_do_not_run():
+    model, ran = small(depth=3), []
+    for i, layer in enumerate(model.encoder.layers):
+        layer.register_forward_hook(lambda *_, i=i: ran.append(i))
+    model.intermediate_layers(images(), [1, 0])
+    assert ran == [0, 1]
+
+
+@given(st.integers(0, 5), st.booleans(), st.sampled_from(["mean", "attention"]))
+@settings(max_examples=12, deadline=None)
+def test_registers_change_no_shape_but_that_of_the_sequence(registers, token, pool):
+    model, x = small(registers=registers, class_token=token, pool=pool), images()
+    prefix = model.config.prefix
+    assert prefix == token + registers
+    assert model.encode(x).shape == (3, prefix + 6, 12)
+    (tokens,) = model.intermediate_layers(x, [0])
+    assert tokens[:, prefix:].shape == (3, 6, 12)
+    assert model.features(x).shape == (3, 12)
+    assert model(x).shape == (3, 7)
+
+
+def test_registers_stand_between_class_token_and_patches_without_a_position():
+    model, x = small(registers=2), images()
+    patches = model.positions(model.patch_embedding(x)).flatten(1, 2)
+    assert model.registers is not None
+    first = torch.stack([class_vector(model), *model.registers]).expand(3, 3, 12)
+    assert torch.equal(model.embed(x), torch.cat([first, patches], dim=1))
+
+
+@pytest.mark.parametrize("pool", ["class", "mean", "attention"])
+def test_registers_are_attended_to_but_not_read(pool):
+    model, x = small(registers=2, pool=pool), images()
+    tokens = model.encode(x)
+    first = model.config.class_token
+    touched = tokens.clone()
+    touched[:, first : first + 2] = torch.randn(2, 12, dtype=F64)
+    assert torch.equal(model.pool(touched), model.pool(tokens))  # no head reads them
+    before = model(x)
+    with torch.no_grad():
+        model.registers.copy_(torch.randn(2, 12, dtype=F64))
+    assert differ(model(x), before)  # but every token may attend to them
+    model(x).square().sum().backward()
+    assert model.registers.grad.abs().min() > 0
+
+
+def test_a_prefix_is_pooled_only_on_demand():
+    model, x = small(registers=2, class_token=True, pool="mean"), images()
+    model.config = replace(model.config, pool_prefix=True)
+    assert_same(model.features(x), model.encode(x).mean(dim=1))
+
+
+def test_the_order_of_registers_does_not_matter_to_other_tokens():
+    """Without a position they are a set, as patches without positions are."""
+    model, x = small(registers=3), images()
+    tokens, order = model.encode(x), [2, 0, 1]
+    with torch.no_grad():
+        model.registers.copy_(model.registers[order].clone())
+    assert_same(model.encode(x), tokens[:, [0, *(1 + i for i in order), *range(4, 10)]])
+
+
+def test_a_class_token_needs_no_position_of_its_own():
+    model, x = small(class_position=False), images()
+    assert model.class_position is None
+    assert torch.equal(model.embed(x)[:, 0], model.class_token.expand(3, 12))
+    count, whole = (sum(p.numel() for p in m.parameters()) for m in (model, small()))
+    assert whole - count == 12
+
+
+def test_layer_scale_is_that_of_timm():
+    ours = LayerScale(12, initial=0.25, dtype=F64)
+    theirs = timm.layers.LayerScale(12, init_values=0.25, dtype=F64)
+    assert torch.equal(ours.weight, theirs.gamma)
+    nn.init.normal_(ours.weight)
+    theirs.load_state_dict({"gamma": ours.weight})
+    x = torch.randn(3, 5, 12, dtype=F64, requires_grad=True)
+    upstream = torch.randn_like(x)
+    assert_same(ours(x), theirs(x))
+    found = torch.autograd.grad(ours(x), [x, ours.weight], upstream)
+    expected = torch.autograd.grad(theirs(x), [x, theirs.gamma], upstream)
+    for a, b in zip(found, expected, strict=True):
+        assert_same(a, b)
+
+
+def test_layer_scale_multiplies_what_each_sublayer_adds():
+    layer, x = small(layer_scale=0.5).encoder.layers[0], torch.randn(3, 5, 12).double()
+    y = x + layer.attention_scale.weight * layer.attention(layer.attention_norm(x))
+    z = layer.feed_forward(layer.feed_forward_norm(y))
+    assert_same(layer(x), y + layer.feed_forward_scale.weight * z)
+    assert differ(layer.attention_scale.weight, layer.feed_forward_scale.weight)
+
+
+def test_layers_begin_near_the_identity_with_a_small_layer_scale():
+    x = images()
+    changes = []
+    for initial in (1e-5, 1e-1, None):
+        torch.manual_seed(0)
+        sizes = {"num_classes": 7, "dim": 12, "depth": 8, "heads": 3, "channels": 2}
+        model = VisionTransformer((10, 9), (5, 3), **sizes, layer_scale=initial)
+        (end,) = model.intermediate_layers(x.float(), [7])
+        changes.append((end - model.embed(x.float())).abs().max().item())
+    assert changes[0] < 1e-3
+    assert changes[0] < changes[1] < changes[2]
+
+
+def test_drop_path_is_torchvisions_stochastic_depth():
+    """Both drop samples, and give the same values: 0, or the input over 1 - p."""
+    ours, theirs = DropPath(0.3), torchvision.ops.StochasticDepth(0.3, mode="row")
+    x = torch.randn(4000, 3, 5, dtype=F64)
+    shares = []
+    for drop in (ours, theirs):
+        factors = drop(x) / x
+        assert_same(factors, factors[:, :1, :1].expand_as(x))  # one for a sample
+        values = factors[:, 0, 0]
+        assert_same(values, (values > 0.5).double() / 0.7)
+        shares.append((values == 0).double().mean().item())
+        assert drop.eval()(x) is x
+    # Four standard errors of a share among 4000.
+    assert shares == pytest.approx([0.3, 0.3], abs=4 * math.sqrt(0.3 * 0.7 / 4000))
+
+
+def test_stochastic_depth_grows_linearly_with_the_layer():
+    layers: Any = small(depth=4, drop_path=0.6).encoder.layers
+    # Equation 4 of Huang et al. (2016), for the probability to survive.
+    survive = [1 - number / 4 * 0.6 for number in (1, 2, 3, 4)]
+    assert [1 - layer.drop_path.p for layer in layers] == pytest.approx(survive)
+
+
+def network(layer: Any, x: Tensor) -> Tensor:
+    return layer.feed_forward(layer.feed_forward_norm(x))
+
+
+def test_a_sample_whose_branches_are_dropped_leaves_a_layer_as_it_came():
+    layer = small(depth=1, drop_path=0.5).encoder.layers[0]
+    x = torch.randn(1, 5, 12, dtype=F64).expand(2000, 5, 12)
+    y = x + 2.0 * layer.attention(layer.attention_norm(x))  # kept, over 1 - p
+    ends = [x, y, *(end + 2.0 * network(layer, end) for end in (x, y))]
+    found = layer(x)
+    same = torch.stack([(found - end).abs().amax((1, 2)) < 1e-10 for end in ends])
+    assert same.sum(dim=0).eq(1).all()  # each sample took one of the four ways
+    # Each way has a probability of a quarter; four standard errors.
+    assert (same.double().mean(dim=1) - 0.25).abs().max() < 4 * math.sqrt(3 / 32000)
+
+
+# --- rotary positions ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["pairs", "halves"])
+def test_patches_are_rotated_as_by_timm(layout):
+    half, settings = layout == "halves", {"base": 50.0, "layout": layout}
+    model = small(dim=24, registers=2, rotary=settings)
+    x, heads = images(height=20), torch.randn(2, 3, 3 + 12, 8, dtype=F64)
+    theirs = RotaryEmbeddingCat(
+        8, in_pixels=False, temperature=50.0, rotate_half=half, feat_shape=[4, 3]
+    )
+    table = theirs.get_embed().double()  # computed in single precision
+    wanted = apply_rot_embed_cat(heads[..., 3:, :], table, half=half)
+    turned: list[Tensor] = []
+    model.rotary.register_forward_hook(lambda *call: turned.append(call[-1]))
+    model._rotation(x)(heads)
+    assert torch.equal(turned[0][..., :3, :], heads[..., :3, :])  # no position
+    torch.testing.assert_close(turned[0][..., 3:, :], wanted, rtol=0.0, atol=1e-5)
+
+
+def attention_in_the_first_layer(model: VisionTransformer, x: Tensor) -> Tensor:
+    with capture_weights(model) as weights:
+        model(x)
+    return next(iter(weights.values()))[0][0]
+
+
+def test_rotary_scores_depend_on_the_offset_alone():
+    """All patches of a gray image are equal, so that only positions can matter."""
+    options = {"dim": 24, "pool": "mean", "positions": "none", "rotary": {}}
+    model, gray = small(**options), torch.ones(1, 2, 20, 15, dtype=F64)
+    weights = attention_in_the_first_layer(model, gray)
+    assert differ(weights, weights.mean(dim=-1, keepdim=True).expand_as(weights))
+    # Logarithms of weights are scores up to a constant of the row.
+    scores = rearrange(weights.log(), "h (r s) (t u) -> r s t u h", r=4, s=5, t=4, u=5)
+    # From cell (1, 1) and from cell (2, 3), the same three neighbors.
+    for down, right in ((0, 1), (1, 0), (-1, -1)):
+        here = scores[1, 1, 1 + down, 1 + right] - scores[1, 1, 1, 1]
+        there = scores[2, 3, 2 + down, 3 + right] - scores[2, 3, 2, 3]
+        assert_same(here, there)
+        assert here.abs().min() > 1e-6
+    absolute = small(dim=24, pool="mean")
+    scores = attention_in_the_first_layer(absolute, gray[..., :10, :9]).log()
+    here, there = scores[:, 0, 1] - scores[:, 0, 0], scores[:, 1, 2] - scores[:, 1, 1]
+    assert differ(here, there)  # a table of positions promises no such thing
+
+
+def test_rotary_positions_tell_an_image_from_its_shuffled_patches():
+    x = images()
+    options = {"dim": 24, "positions": "none"}
+    shuffled = x.roll(5, -2)  # exchanges the two rows of patches
+    for rotary, matters in (({}, True), (None, False)):
+        model = small(**options, rotary=rotary)
+        assert differ(model(shuffled), model(x)) == matters
+        names = {name for name, _ in model.named_parameters()}
+        assert not any("positions" in name or "rotary" in name for name in names)
+
+
+# --- attention pooling --------------------------------------------------------------
+
+
+def test_attention_pooling_and_its_gradients_are_those_of_timm():
+    theirs = timm.layers.AttentionPoolLatent(
+        12, num_heads=3, mlp_ratio=1.5, norm_layer=nn.LayerNorm, dtype=F64
+    )
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    ours = AttentionPooling(12, heads=3, hidden_dim=18, eps=1e-5, dtype=F64)
+    key, value = theirs.kv.weight.chunk(2), theirs.kv.bias.chunk(2)
+    parts = {
+        "attention.query_proj": theirs.q.state_dict(),
+        "attention.key_proj": {"weight": key[0], "bias": value[0]},
+        "attention.value_proj": {"weight": key[1], "bias": value[1]},
+        "attention.output_proj": theirs.proj.state_dict(),
+        "norm": theirs.norm.state_dict(),
+        "feed_forward.hidden_proj": theirs.mlp.fc1.state_dict(),
+        "feed_forward.output_proj": theirs.mlp.fc2.state_dict(),
+    }
+    for name, state in parts.items():
+        ours.get_submodule(name).load_state_dict(state)
+    with torch.no_grad():
+        ours.probe.copy_(theirs.latent[0, 0])
+    x = torch.randn(4, 5, 12, dtype=F64, requires_grad=True)
+    upstream = torch.randn(4, 12, dtype=F64)
+    assert theirs(x).std() > 0.1
+    assert_same(ours(x), theirs(x))
+    found = torch.autograd.grad(ours(x), [x, ours.probe], upstream)
+    wanted = torch.autograd.grad(theirs(x), [x, theirs.latent], upstream)
+    assert_same(found[0], wanted[0])
+    assert_same(found[1], wanted[1][0, 0])
+
+
+def test_a_probe_of_zero_and_plain_projections_pool_by_the_mean():
+    """Uniform attention: mean pooling is a special case of attention pooling."""
+    pooling = AttentionPooling(12, heads=3, hidden_dim=17, dtype=F64)
+    for parameter in (*pooling.feed_forward.parameters(), pooling.probe):
+        nn.init.zeros_(parameter)
+    for projection in (pooling.attention.value_proj, pooling.attention.output_proj):
+        nn.init.eye_(projection.weight)
+        nn.init.zeros_(projection.bias)
+    nn.init.zeros_(pooling.attention.query_proj.bias)
+    x = torch.randn(4, 5, 12, dtype=F64)
+    assert_same(pooling(x), x.mean(dim=1))
+
+
+def test_attention_pooling_has_heads_and_a_width_of_its_own():
+    model = small(pool="attention", pool_heads=2, pool_hidden_dim=5)
+    assert model.attention_pooling.attention.heads == 2
+    assert model.attention_pooling.feed_forward.hidden_proj.out_features == 5
+    assert model.config.heads == 3
+
+
+# --- settings and preprocessing -----------------------------------------------------
+
+LATER: dict[str, Any] = {
+    "dim": 24,
+    "registers": 2,
+    "rotary": {"base": 100.0, "reference": (2, 3)},
+    "class_position": False,
+    "patch_bias": False,
+    "embedding_norm": True,
+    "layer_scale": 1e-3,
+    "drop_path": 0.2,
+    "pool": "attention",
+    "pool_heads": 2,
+}
+
+
+def test_a_model_is_built_again_from_its_settings_even_after_json():
+    model = small(**LATER).eval()
+    settings = json.loads(json.dumps(asdict(model.config)))
+    pairs = {name: tuple(settings[name]) for name in ("image_size", "patch_size")}
+    again = VisionTransformer(**{**settings, **pairs}, dtype=F64).eval()
+    assert again.config == model.config
+    again.load_state_dict(model.state_dict())
+    x = images()
+    assert torch.equal(again(x), model(x))
+
+
+def photograph(height: int, width: int, mode: str = "RGB") -> PIL.Image.Image:
+    """Draw waves with some noise: smooth and sharp parts, all bytes, no symmetry."""
+    rng = np.random.default_rng(height)
+    rows, columns = np.mgrid[:height, :width]
+    waves = np.sin(rows / 5 + np.arange(4)[:, None, None]) * np.cos(columns / 7)
+    pixels = 127.5 + 100 * waves + 27 * rng.standard_normal((4, height, width))
+    pixels = pixels.clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
+    channels = {"L": np.s_[..., 0], "RGB": np.s_[..., :3], "RGBA": np.s_[...]}
+    return PIL.Image.fromarray(np.ascontiguousarray(pixels[channels[mode]]), mode)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    ("size", "crop", "fraction"),
+    [
+        (24, "center", 0.875),
+        (31, "center", 1.0),
+        ((24, 40), "center", 0.9),
+        (28, "squash", 1.0),
+        ((20, 36), "squash", 0.95),
+        (224, "center", 224 / 242),
+    ],
+)
+def test_images_are_prepared_as_by_timm(interpolation, size, crop, fraction):
+    mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+    ours = Preprocessing(size, mean, std, interpolation, fraction, crop)
+    theirs = timm.data.create_transform(
+        size,
+        interpolation=interpolation,
+        mean=mean,
+        std=std,
+        crop_pct=fraction,
+        crop_mode=crop,
+    )
+    for height, width in ((57, 91), (90, 41), (33, 33)):
+        image = photograph(height, width)
+        torch.testing.assert_close(
+            ours.transform(image), theirs(image), rtol=0.0, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_tensors_of_bytes_are_resized_as_by_torchvision(interpolation):
+    ours = Preprocessing((24, 40), interpolation=interpolation, crop_fraction=0.9)
+    pixels = torch.from_numpy(np.array(photograph(57, 91))).permute(2, 0, 1)
+    # 26 and 44 at the least, with the proportions kept.
+    resized = functional.resize(
+        pixels.float(),
+        [28, 44],
+        torchvision.transforms.InterpolationMode(interpolation),
+        antialias=True,
+    )
+    cropped = functional.center_crop(resized, [24, 40])
+    mean, std = (torch.tensor(x)[:, None, None] for x in (ours.mean, ours.std))
+    wanted = (cropped.clamp(0, 255).round() / 255 - mean) / std
+    found = ours.transform(pixels)
+    torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-6)
+    batch = torch.stack([pixels, pixels.flip(-1)])
+    assert torch.equal(ours.transform(batch)[0], found)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_images_get_the_channels_that_the_model_has(mode):
+    image = photograph(40, 30, mode)
+    for channels, converted in ((1, "L"), (3, "RGB"), (4, "RGBA")):
+        mean, std = (0.5,) * channels, (0.25,) * channels
+        plain = Preprocessing((40, 30), mean, std, crop_fraction=1.0)
+        pixels = np.array(image.convert(converted), dtype=np.float32) / 255
+        pixels = pixels.reshape(40, 30, channels).transpose(2, 0, 1)
+        torch.testing.assert_close(
+            plain.transform(image), torch.from_numpy((pixels - 0.5) / 0.25)
+        )
+
+
 # --- initialization, dropout and export --------------------------------------------
 
 
@@ -520,13 +953,15 @@ def test_dropout_also_acts_on_the_tokens_that_enter():
 
 
 @pytest.mark.unhooked
-@pytest.mark.parametrize("positions", ["axial", "sinusoidal"])
+@pytest.mark.parametrize("positions", ["axial", "sinusoidal", "rotary"])
 def test_models_compile_and_export_with_any_size_but_that_of_learned_positions(
     positions,
 ):
     """Learned embeddings are resampled for every size but their own: two graphs."""
     torch.compiler.reset()
-    model, x = small(positions=positions, depth=1).eval(), images(3, 20, 15)
+    kind = LATER | {"positions": "none"} if positions == "rotary" else {}
+    model = small(**{"positions": positions, "depth": 1, **kind}).eval()
+    x = images(3, 20, 15)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert_same(compiled(x), model(x))
     rows, columns = Dim("rows", min=3, max=9), Dim("columns", min=4, max=9)
@@ -549,6 +984,14 @@ def vit(**options: Any) -> VisionTransformer:
     return VisionTransformer(**{"image_size": 8, "patch_size": 4, **sizes, **options})
 
 
+def layers(*indices: int) -> list[Tensor]:
+    return vit().intermediate_layers(torch.zeros(2, 3, 8, 8), indices)
+
+
+def prepare(interpolation: Any = "bicubic", **options: Any) -> Any:
+    return Preprocessing(8, interpolation=interpolation, **options).transform
+
+
 def preset(name: str, **options: Any) -> VisionTransformer:
     return VisionTransformer.from_preset(name, num_classes=7, **options)
 
@@ -566,6 +1009,41 @@ def preset(name: str, **options: Any) -> VisionTransformer:
     ("rotary", lambda: vit(positions="rotary"), ValueError, "('learned', … got 'rot"),
     ("sines", lambda: vit(positions="sinusoidal", dim=6), ValueError, "of 4, got 6"),
     ("XL", lambda: preset("ViT-XL/16"), ValueError, "ViT-Ti, … got 'ViT-XL/16'"),
+    ("registers", lambda: vit(registers=-1), ValueError, "registers must be … got -1"),
+    ("no heads", lambda: vit(pool_heads=0), ValueError, "pool_heads must be … got 0"),
+    ("no width", lambda: vit(pool_hidden_dim=0), ValueError, "pool_hidden_dim must be"),
+    ("5 heads", lambda: vit(pool="attention", pool_heads=5), ValueError, "5 heads"),
+    (
+        "drops all",
+        lambda: vit(drop_path=1.0),
+        ValueError,
+        "drop_path must be in [0, 1)",
+    ),
+    ("drops less", lambda: DropPath(-0.1), ValueError, "p must be in [0, 1), got -0.1"),
+    ("no factors", lambda: LayerScale(0), ValueError, "dim must be a positive integer"),
+    ("odd heads", lambda: vit(rotary={}, dim=18), ValueError, "multiple of 4, got 6"),
+    ("no such base", lambda: vit(rotary={"bass": 9}), TypeError, "argument 'bass'"),
+    ("layer 1 of 1", lambda: layers(1), ValueError, "from -1 to 0, got [1]"),
+    ("layer -2 of 1", lambda: layers(0, -2), ValueError, "from -1 to 0, got [0, -2]"),
+    ("no size", lambda: Preprocessing(0), ValueError, "size height must be … got 0"),
+    ("lanczos", lambda: prepare("lanczos"), ValueError, "interpolation must be … 'lan"),
+    ("one mean", lambda: Preprocessing(8, (0.5,)), ValueError, "got (0.5,) and (0.2"),
+    (
+        "flat",
+        lambda: Preprocessing(8, std=(1, 0, 1)),
+        ValueError,
+        "std must be positive",
+    ),
+    ("fraction", lambda: prepare(crop_fraction=0), ValueError, "in (0, 1], got 0"),
+    ("a crop", lambda: prepare(crop="border"), ValueError, "crop must be … 'border'"),
+    ("floats", lambda: prepare()(torch.zeros(3, 9, 9)), TypeError, "a tensor of bytes"),
+    ("a path", lambda: prepare()("horse.png"), TypeError, "must be a Pillow image"),
+    (
+        "bytes with channels last",
+        lambda: prepare()(torch.zeros(9, 7, 3, dtype=torch.uint8)),
+        ValueError,
+        "image must be (..., 3, height, width), got shape (9, 7, 3)",
+    ),
     (
         "a patch that does not divide the image",
         lambda: embed((4, 5)),

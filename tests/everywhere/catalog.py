@@ -31,6 +31,7 @@ from transformers_hw import positional_encoding as pe
 from transformers_hw import self_attention as sa
 from transformers_hw import transformer as tf
 from transformers_hw.seq2seq import GRU, RNN, Alignment
+from transformers_hw.vision_transformer import AttentionPooling
 
 SIZES = {"b": 3, "n": 5, "k": 7, "rows": 5, "columns": 7}
 OTHER_SIZES = ({"b": 5, "n": 7, "k": 11, "rows": 7, "columns": 11},)
@@ -337,7 +338,9 @@ def _transformers() -> Iterator[Entry]:
     yield one("RMSNorm", partial(tf.RMSNorm, DIM), dropout=False)
     scale = partial(tf.LayerScale, DIM, initial=0.5)
     yield one("LayerScale", scale, dropout=False)
-    yield one("DropPath", tf.DropPath, dropout=False, placed=False)
+    drop_path = lambda dropout=0.0: tf.DropPath(dropout)  # noqa: E731
+    anything = _inputs(x="b n k")
+    yield one("DropPath", drop_path, anything, "b n k", placed=False)
     network = partial(tf.FeedForward, DIM, HIDDEN, activation="gelu")
     yield one("FeedForward", network)
     yield one("SwiGLU", partial(tf.SwiGLU, DIM, HIDDEN, norm="layer"))
@@ -406,6 +409,15 @@ def _vision() -> Iterator[Entry]:
     yield fixed("VisionTransformer pooler, biases by name", pooler)
     resampled = partial(VisionTransformer, (4, 9), (2, 3), **options)
     yield free("VisionTransformer resampled", resampled)
+    modern = {"registers": 3, "positions": "none", "rotary": {"base": 100.0}}
+    modern |= {"head_dim": 8, "layer_scale": 0.5, "class_token": True}
+    modern |= {"class_position": False, "embedding_norm": True, "pool": "attention"}
+    yield free("VisionTransformer of today", partial(built, **modern))
+    pooling = partial(AttentionPooling, DIM, HEADS, HIDDEN)
+    tokens = _inputs(tokens=OUT)
+    yield Entry(
+        "AttentionPooling", pooling, tokens, f"b {DIM}", dropout=True, invariant="n"
+    )
 
 
 def _converted(dropout: float = 0.0, **factory: Any) -> ac.PaddedAttention:

@@ -21,6 +21,7 @@ EXPORTED = [
     "Seq2Seq additive",
     "Transformer",
     "VisionTransformer",
+    "VisionTransformer of today",
     "PaddedAttention",
     "Decoder masked",
     "Encoder masked",
@@ -28,6 +29,8 @@ EXPORTED = [
     "GaussianSelfAttention hard",
     "LearnedRelativeSelfAttention with content",
     "MultiHeadAttention cross",
+    "MultiHeadAttention grouped, normalized",
+    "MultiHeadAttention window",
     "RelativeTableAttention",
     "SelfAttention with positions",
 ]

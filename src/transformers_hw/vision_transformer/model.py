@@ -51,6 +51,9 @@ SIZES = {
     "H": (1280, 32, 16),
 }
 
+# Sizes of parts that a model may have or not.
+OPTIONAL_SIZES = ("num_classes", "pool_heads", "pool_hidden_dim")
+
 
 class TokenOptions(LayerOptions, total=False):
     """The keywords for tokens, positions and norms beyond those of the paper.
@@ -137,8 +140,8 @@ class VisionTransformerConfig(LayerConfig):
         super().__post_init__()
         check_sizes(depth=self.depth, channels=self.channels)
         check_lengths(registers=self.registers)
-        if self.num_classes is not None:
-            check_sizes(num_classes=self.num_classes)
+        given = {name: getattr(self, name) for name in OPTIONAL_SIZES}
+        check_sizes(**{name: x for name, x in given.items() if x is not None})
         if self.pool == "class" and not self.class_token:
             raise ValueError("pool 'class' needs a class token, got class_token=False.")
         grid_of(self.image_size, self.patch_size)
@@ -467,13 +470,14 @@ class VisionTransformer(nn.Module):
             raise ValueError(
                 f"indices must be from {-depth} to {depth - 1}, got {list(indices)}."
             )
+        wanted = [i % depth for i in indices]
         tokens, rotary = self.embed(images), self._rotation(images)
-        leaving = []
-        for layer in self.encoder.layers:
-            tokens = layer(tokens, rotary=rotary)
-            leaving.append(tokens)
-        chosen = [leaving[i] for i in indices]
-        return [self.encoder.final_norm(x) for x in chosen] if norm else chosen
+        leaving = {}
+        for i in range(max(wanted, default=-1) + 1):
+            tokens = self.encoder.layers[i](tokens, rotary=rotary)
+            if i in wanted:
+                leaving[i] = self.encoder.final_norm(tokens) if norm else tokens
+        return [leaving[i] for i in wanted]
 
     def _rotation(self, images: Tensor) -> Callable[..., Tensor] | None:
         """Return what turns queries and keys by the positions of these patches."""

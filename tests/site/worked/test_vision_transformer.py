@@ -9,9 +9,11 @@ import statistics
 import xml.etree.ElementTree as ET
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -375,6 +377,120 @@ def test_what_the_page_says_of_the_horses_rollout() -> None:
     wrong = [k for k, one in enumerate(shown) if one["label"] != one["predicted"]]
     assert wrong == [0, 4]
     on_page("misclassifies the first and the fifth image")
+
+
+# --- what later models add ---------------------------------------------------------
+
+NOTED = torch.tensor([[4, 0], [3, 0], [1, 0], [0, 20]], dtype=F64)
+CLEAN = torch.tensor([[4, 0], [3, 0], [1, 0], [0, 2]], dtype=F64)
+
+
+def test_a_note_in_a_patch_and_in_a_register() -> None:
+    assert NOTED.mean(0).tolist() == [2, 5]
+    assert CLEAN.mean(0).tolist() == [2, 0.5]
+    on_page("from $(2, 0.5)$ to $(2, 5)$", "the scores 4, 3, 1 and 20")
+    query = torch.tensor([1, 1], dtype=F64)
+    scores = NOTED @ query
+    assert scores.tolist() == [4, 3, 1, 20]
+    missing = 1 - scores.softmax(dim=0)[3].item()
+    assert round(missing * 1e7) == 2
+    on_page("all but two ten-millionths of the weight")
+    weights = (torch.cat([CLEAN, NOTED[3:]]) @ query).softmax(dim=0)[:4]
+    shares = [f"{x:.2f}" for x in (weights / weights.sum()).tolist()]
+    on_page(f"{shares[0]}, {shares[1]}, {shares[2]} and {shares[3]}")
+    assert round(100 * 4 / 197) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [("registers-none", NOTED), ("registers-one", torch.cat([NOTED[3:], CLEAN]))],
+)
+def test_the_bars_are_the_norms_of_the_tokens(name: str, tokens: Tensor) -> None:
+    root = drawing(name)
+    norms = tokens.norm(dim=1).tolist()
+    heights = [float(bar.attrib["height"]) for bar in root.iter(f"{SVG}rect")]
+    assert heights == [7 * norm for norm in norms]
+    assert numbers(root) == norms
+    shown = words(root)
+    for a, b in tokens.int().tolist():
+        assert f"({a}, {b})" in shown
+    mean = tokens[-4:].mean(dim=0).tolist()  # without the register
+    assert f"mean of the patches: ({mean[0]:g}, {mean[1]:g})" in shown
+
+
+def test_a_branch_is_scaled_and_dropped_as_drawn() -> None:
+    token, branch = torch.tensor([[4, 2], [3, -6]], dtype=F64)
+    scaled = torch.tensor([0.5, 0.25], dtype=F64) * branch
+    kept, dropped = scaled / 0.75, 0 * scaled
+    steps = {"kept": kept, "dropped": dropped}
+
+    def shown(x: Tensor) -> str:
+        a, b = x.tolist()
+        return f"({a:g}, {b:g})".replace("-0)", "0)").replace("-", "−")
+
+    for name, added in steps.items():
+        found = [x for x in words(drawing(f"branch-{name}")) if x.startswith("(")]
+        wanted = [token, branch, scaled, added, token + added]
+        assert found == [shown(x) for x in wanted]
+    whole = 0.75 * (token + kept) + 0.25 * (token + dropped)
+    assert whole.tolist() == (token + scaled).tolist() == [5.5, 0.5]
+    on_page("\\tfrac34\\,(6, 0) + \\tfrac14\\,(4, 2) = (5.5, 0.5)")
+    rates = [0.2 * layer / 12 for layer in range(1, 13)]
+    on_page(f"= {sum(rates):.1f}$, and each counts twice: {2 * sum(rates):.1f}")
+
+
+def test_rotary_scores_by_hand() -> None:
+    one, two = math.cos(1), math.cos(2)
+    on_page(f"${one:.3f} - {-two:.3f} = {one + two:.3f}$")
+
+
+def test_attention_pooling_by_hand() -> None:
+    for scores, values, read in (((0, 0, 2), (4, 0, 8), 5), ((0, 3), (8, 0), 2)):
+        logits = torch.tensor([math.log(x) if x else 0.0 for x in scores], dtype=F64)
+        weights, numbers_ = logits.softmax(dim=0), torch.tensor(values, dtype=F64)
+        assert (weights @ numbers_).item() == pytest.approx(read)
+        assert numbers_.mean().item() == 4
+    on_page("the result is $1 + 0 + 4 = 5$; the mean is 4", "it reads 2; the mean is 4")
+
+
+def test_a_white_pixel_to_two_models() -> None:
+    for name, mean, std, text in (
+        ("vit_base_patch16_siglip_224", 0.5, 0.5, "$(1 - 0.5)/0.5 = 1$"),
+        ("vit_base_patch14_reg4_dinov2", 0.485, 0.229, "$(1 - 0.485)/0.229 = 2.25$"),
+    ):
+        settings = timm.get_pretrained_cfg(name)
+        assert (settings.mean[0], settings.std[0]) == (mean, std)
+        assert text.endswith(f"= {(1 - mean) / std:.3g}$")
+        on_page(text)
+
+
+def has(model: Any, part: str) -> bool:
+    return any(part in name for name, _ in model.named_parameters())
+
+
+def test_the_table_of_models_is_what_timm_builds() -> None:
+    names = {
+        "ViT ([[cite dosovitskiy2021]])": "vit_base_patch16_224",
+        "DeiT III ([[cite touvron2022]])": "deit3_base_patch16_224",
+        "DINOv2 with registers ([[cite darcet2024]])": "vit_base_patch14_reg4_dinov2",
+        "SigLIP ([[cite zhai2023]])": "vit_base_patch16_siglip_224",
+        "EVA-02 ([[cite fang2024]])": "eva02_base_patch14_224",
+        "DINOv3 ([[cite simeoni2025]])": "vit_base_patch16_dinov3",
+    }
+    pools = {"token": "class token", "map": "attention", "avg": "mean"}
+    for label, name in names.items():
+        with torch.device("meta"):
+            model: Any = timm.create_model(name)
+        prefix, positions = model.num_prefix_tokens, []
+        token = has(model, "cls_token")
+        if model.pos_embed is not None:
+            only = token and model.pos_embed.shape[1] == model.patch_embed.num_patches
+            positions.append("table, patches only" if only else "table")
+        positions += ["rotary"] if getattr(model, "rope", None) is not None else []
+        scaled = "yes" if has(model, "ls1.") or has(model, "gamma_1") else "no"
+        cells = [label, str(prefix - token or "none"), scaled]
+        cells += [" and ".join(positions), pools[model.global_pool]]
+        on_page(f"| {' | '.join(cells)} |")
 
 
 # --- filters and training ----------------------------------------------------------
