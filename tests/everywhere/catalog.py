@@ -383,6 +383,8 @@ def _transformers() -> Iterator[Entry]:
     text = _ids(tokens="b n")
     model = _family(text, logits, built, dropout=True, causal=("tokens", "n"))
     yield model("LanguageModel", partial(built, max_length=13))
+    padded = {"inputs": text | _inputs(padding_mask="b n")}
+    yield model("LanguageModel padded", partial(built, max_length=13), **padded)
     options = {"positions": "rotary", "head_dim": 6, "kv_heads": 1, "tied": False}
     options |= {"normalization": "rms", "activation": "swiglu", "bias": False}
     options |= {"rotary_scaling": {"factor": 4.0, "original_length": 5}}
