@@ -4,12 +4,18 @@ Deep, narrow Transformers learn to reverse a sequence, with pre-norm and post-no
 and without warm-up, at several learning rates. Shallow ones learn to reverse or to
 sort, with and without positions. All are trained from several seeds. One more learns to
 change the case of short texts, and shows the three uses of attention.
+
+The part `language_model` trains a small decoder-only model to continue texts, character
+by character, on the reference manual that comes with Python.
 """
 
+import hashlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
@@ -18,22 +24,23 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from torch import Tensor, nn
 
-from transformers_hw.lab.batching import GeneratedBatches
+from transformers_hw.lab.batching import Batch, GeneratedBatches, shard
 from transformers_hw.lab.change_of_case import ChangeOfCase
 from transformers_hw.lab.experiment import (
     Drawings,
     Experiment,
     Metrics,
+    Part,
     Results,
     TrainingExampleConfig,
     minutes,
-    run_example,
+    run_parts,
     spread,
 )
 from transformers_hw.lab.objectives import cross_entropy_sums
 from transformers_hw.lab.plotting import Theme, dot_runs, heatmap, label_line, plot_runs
 from transformers_hw.probes import capture_weights
-from transformers_hw.transformer import Transformer
+from transformers_hw.transformer import LanguageModel, Transformer
 
 CASE = ChangeOfCase()
 BEGIN, FIRST, VOCAB_SIZE = 1, 2, 12
@@ -53,6 +60,17 @@ USES = {
     "cross": ("decoder to encoder", "decoder.layers.{}.cross_attention"),
 }
 SHOWN = "<U> I am a pupil"
+PROMPT = "The "
+# Ways to choose the next character: arguments of `LanguageModel.generate`.
+CHOICES: tuple[dict[str, float], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.5},
+    {"temperature": 1.0},
+    {"temperature": 1.5},
+    {"temperature": 1.0, "top_p": 0.9},
+)
+VALIDATION = 0.1  # the last tenth of the manual
+WORD = "[A-Za-z]{3,}"  # shorter ones are often known by chance
 
 Make = Callable[[int, torch.Generator], tuple[Tensor, ...]]
 
@@ -75,6 +93,24 @@ class Config(TrainingExampleConfig):
     """Training steps on the change of case."""
     draws: int = 4
     """Initializations over which each gradient is averaged."""
+    parts: tuple[str, ...] = ()
+    """Parts to run: language_model, or an empty name for the others; all by default."""
+    text_steps: int = 60
+    """Training steps of the language model."""
+    text_dim: int = 48
+    """Dimension of its tokens; a head has 16."""
+    text_depth: int = 2
+    """Its layers."""
+    text_dropout: float = 0.0
+    """Its dropout in training."""
+    text_seeds: int = 1
+    """Number of seeds to train it from."""
+    text_batch_size: int = 32
+    """Samples of the text in a batch."""
+    context: int = 64
+    """Characters in a sample of the text."""
+    texts: int = 4
+    """Texts that it writes with every way to choose the next character."""
 
     @property
     def middle_rate(self) -> int:
@@ -91,6 +127,12 @@ PRESETS = {
         rates=(1e-3, 3e-3, 1e-2),
         case_steps=800,
         draws=16,
+        text_steps=1200,
+        text_dim=96,
+        text_depth=3,
+        text_seeds=3,
+        context=96,
+        texts=64,
     ),
     "gpu": Config(
         steps=20_000,
@@ -102,6 +144,14 @@ PRESETS = {
         rates=(1e-4, 3e-4, 1e-3),
         case_steps=20_000,
         draws=16,
+        text_steps=2_000,
+        text_dim=384,
+        text_depth=6,
+        text_dropout=0.2,
+        text_seeds=3,
+        text_batch_size=64,
+        context=256,
+        texts=64,
     ),
 }
 
@@ -464,5 +514,241 @@ def token_names() -> tuple[list[str], list[str]]:
     return [SHOWN[:3], *text, "end"], [*answer, "end"]
 
 
+@cache
+def manual() -> str:
+    """Return Python's reference manual, each of its paragraphs once.
+
+    Some topics of `help()` repeat others. A paragraph that stood twice could be learned
+    by heart in training and found again in validation.
+    """
+    paragraphs = [text.split("\n\n") for _, text in sorted(topics.items())]
+    unique = dict.fromkeys(one.strip("\n") for some in paragraphs for one in some)
+    return "\n\n".join(one for one in unique if one)
+
+
+@cache
+def alphabet() -> str:
+    """Return all characters of the manual; a token is an index into them."""
+    return "".join(sorted(set(manual())))
+
+
+@cache
+def encoded() -> tuple[Tensor, Tensor]:
+    """Return the tokens to train on, and those to validate with."""
+    index = {character: i for i, character in enumerate(alphabet())}
+    tokens = torch.tensor([index[character] for character in manual()])
+    cut = round((1.0 - VALIDATION) * len(tokens))
+    return tokens[:cut], tokens[cut:]
+
+
+class Pieces:
+    """All pieces of a text, one after the other, in one batch.
+
+    Args:
+        tokens: The text.
+        length: Tokens in a piece.
+    """
+
+    steps_per_epoch = 1
+
+    def __init__(self, tokens: Tensor, length: int) -> None:
+        pieces = (len(tokens) - 1) // length
+        self.inputs = tokens[: pieces * length].view(pieces, length)
+        self.targets = tokens[1 : pieces * length + 1].view(pieces, length)
+
+    def batch(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
+        """Return a process's share of the pieces, and what follows each token."""
+        own, weight = shard(len(self.inputs), rank=rank, world_size=world_size)
+        return Batch((self.inputs[own], self.targets[own]), weight)
+
+
+def language_model(experiment: Experiment[Config]) -> None:
+    """Train a language model from several seeds, and let it write."""
+    config, results, metrics = experiment.config, experiment.results, experiment.metrics
+    training, validation = encoded()
+    metrics["text"] = {
+        "characters": len(manual()),
+        "training": len(training),
+        "validation": len(validation),
+        "alphabet": len(alphabet()),
+        "sha256": hashlib.sha256(manual().encode()).hexdigest(),
+    }
+    metrics["baselines"] = baselines(training, validation, len(alphabet()))
+    make = partial(
+        LanguageModel,
+        len(alphabet()),
+        dim=config.text_dim,
+        heads=config.text_dim // 16,
+        depth=config.text_depth,
+        hidden_dim=8 * config.text_dim // 3,
+        positions="rotary",
+        normalization="rms",
+        activation="swiglu",
+        bias=False,
+        dropout=config.text_dropout,
+    )
+    seeds = range(config.seed, config.seed + config.text_seeds)
+    trained = [train_on_text(experiment, make, seed) for seed in seeds]
+    models, histories, took = zip(*trained, strict=True)
+    results["steps"] = torch.tensor([entry["step"] for entry in histories[0]])
+    for split in ("train", "validation"):
+        losses = [[entry[split]["loss"] for entry in one] for one in histories]
+        results[f"loss.{split}"] = torch.tensor(losses)
+        metrics[f"{split}_loss"] = spread(curve[-1] for curve in losses)
+    last = results["loss.validation"][:, -1]
+    metrics["validation_bits_per_character"] = spread((last / math.log(2)).tolist())
+    metrics["perplexity"] = spread(last.exp().tolist())
+    accuracies = [one[-1]["validation"]["accuracy"] for one in histories]
+    metrics["accuracy"] = spread(accuracies)
+    metrics["parameters"] = sum(x.numel() for x in models[0].parameters())
+    metrics["minutes"] = spread(took)
+    metrics["known_words_of_validation"] = round(known_words([decoded(validation)]), 4)
+    limited = [with_window(model, config.context) for model in models]
+    metrics["choices"] = [written(limited, config.texts, x) for x in CHOICES]
+    metrics["without_window"] = written(models, config.texts, CHOICES[1])
+
+
+def with_window(model: LanguageModel, window: int) -> LanguageModel:
+    """Return the model with a window: no distance is longer than in training."""
+    settings: dict[str, Any] = {**asdict(model.config), "window": window}
+    limited = LanguageModel(**settings)
+    limited.load_state_dict(model.state_dict())
+    return limited.eval().to(model.embedding.weight.device)
+
+
+def written(
+    models: Iterable[LanguageModel], texts: int, choice: dict[str, float]
+) -> Metrics:
+    """Return what is known of texts that the models write, and the first of them."""
+    found = [write(model, texts, choice) for model in models]
+    return {
+        **choice,
+        "known_words": spread(map(known_words, found)),
+        "sample": found[0][0],
+    }
+
+
+def baselines(training: Tensor, validation: Tensor, size: int) -> Metrics:
+    """Return the losses of models that know no token, none before it, or one.
+
+    Counts begin at one, so that a pair that was never seen has a probability.
+    """
+    single = torch.bincount(training, minlength=size) + 1.0
+    pairs = torch.bincount(size * training[:-1] + training[1:], minlength=size**2)
+    pair = pairs.view(size, size) + 1.0
+    unigram = (single / single.sum()).log()[validation[1:]]
+    bigram = (pair / pair.sum(dim=1, keepdim=True)).log()[
+        validation[:-1], validation[1:]
+    ]
+    return {
+        "uniform": round(math.log(size), 4),
+        "unigram": round(-unigram.mean().item(), 4),
+        "bigram": round(-bigram.mean().item(), 4),
+    }
+
+
+def train_on_text(
+    experiment: Experiment[Config], make: Callable[[], LanguageModel], seed: int
+) -> tuple[LanguageModel, list[dict[str, Any]], float]:
+    """Train a language model; return it, its losses, and the minutes."""
+    config = experiment.config
+    training, validation = encoded()
+
+    def draw(samples: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        most = len(training) - config.context
+        start = torch.randint(most, (samples, 1), generator=generator)
+        piece = training[start + torch.arange(config.context + 1)]
+        return piece[:, :-1], piece[:, 1:]
+
+    def objective(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        inputs, targets = batch
+        return cross_entropy_sums(model(inputs), targets)
+
+    model, progress = experiment.train(
+        "language_model",
+        make,
+        GeneratedBatches(draw, config.text_batch_size, seed=seed),
+        objective,
+        seed=seed,
+        evaluations={"validation": Pieces(validation, config.context)},
+        evaluate_every=max(1, config.text_steps // 20),
+        steps=config.text_steps,
+        batch_size=config.text_batch_size,
+        learning_rate=3e-3,
+        warmup_steps=config.text_steps // 20,
+        identity={
+            "context": config.context,
+            "text": hashlib.sha256(manual().encode()).hexdigest(),
+        },
+    )
+    return model, progress.history, minutes(progress)
+
+
+def write(
+    model: LanguageModel, texts: int, choice: dict[str, float], characters: int = 200
+) -> list[str]:
+    """Continue the prompt several times; a choice says how to draw characters."""
+    prompt = torch.tensor([[alphabet().index(x) for x in PROMPT]] * texts)
+    prompt = prompt.to(model.embedding.weight.device)
+    torch.manual_seed(0)
+    options: dict[str, Any] = {**choice}
+    found = model.generate(prompt, characters, **options)
+    return [PROMPT + decoded(text) for text in found]
+
+
+def decoded(tokens: Tensor) -> str:
+    """Return the text that tokens stand for."""
+    return "".join(alphabet()[i] for i in tokens.tolist())
+
+
+def known_words(texts: list[str]) -> float:
+    """Return the share of words that occur in the text of the training.
+
+    A text's first word is the prompt, and its last may be cut off.
+    """
+    known = set(re.findall(WORD, decoded(encoded()[0])))
+    words = [word for x in texts for word in re.findall(WORD, x)[1:-1]]
+    return sum(word in known for word in words) / max(1, len(words))
+
+
+def summarize_language_model(metrics: Metrics) -> str:
+    """Return the outcome of the language model in words."""
+    rows = [f"{name}: loss {x:.3f}" for name, x in metrics["baselines"].items()]
+    loss, accuracy = metrics["validation_loss"], metrics["accuracy"]
+    rows += [f"language model: loss {loss['mean']:.3f}, {accuracy['mean']:.1%} right"]
+    for x in metrics["choices"]:
+        limit = f", top-p {x['top_p']}" if "top_p" in x else ""
+        words = f"{x['known_words']['mean']:.1%} known words"
+        rows += [f"T = {x['temperature']}{limit}: {words}, {x['sample']!r}"]
+    return "\n".join(rows)
+
+
+def draw_language_model(results: Results, metrics: Metrics) -> Drawings:
+    """Return the figures of the language model."""
+
+    def losses(figure: Figure, theme: Theme) -> None:
+        axes, steps = figure.subplots(), results["steps"]
+        for split, color in zip(("validation", "train"), theme.series, strict=False):
+            runs = results[f"loss.{split}"]
+            label = "training" if split == "train" else split
+            plot_runs(axes, steps, runs, color=color).set_label(label)
+        for name in ("unigram", "bigram"):
+            loss = metrics["baselines"][name]
+            axes.axhline(loss, color=theme.ink, linestyle=":")
+            end = (steps[-1].item(), loss + 0.06)
+            axes.annotate(name, end, color=theme.ink, ha="right", va="bottom")
+        axes.set(xlabel="step", ylabel="loss per character (nats)", ylim=(0, None))
+        figure.legend(loc="outside lower center", ncols=2)
+
+    return {"losses": (losses, 3.0)}
+
+
+PARTS = {
+    "": Part(compute, drawings, summary),
+    "language_model": Part(
+        language_model, draw_language_model, summarize_language_model
+    ),
+}
+
 if __name__ == "__main__":
-    run_example("transformer", PRESETS, compute, drawings, summary)
+    run_parts("transformer", PRESETS, PARTS)

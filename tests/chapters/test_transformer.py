@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bad_calls import assert_refused, bad_calls
+from timm import layers as timm_layers
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.generation import logits_process
 
 from transformers_hw import (
     Decoder,
@@ -19,8 +21,10 @@ from transformers_hw import (
     Encoder,
     EncoderLayer,
     FeedForward,
+    LanguageModel,
     LayerNorm,
     MultiHeadAttention,
+    RMSNorm,
     Transformer,
     capture_weights,
     dot_product_attention,
@@ -31,11 +35,16 @@ from transformers_hw.pretrained import from_torch
 from transformers_hw.transformer import (
     Bert,
     DecoderCache,
+    DropPath,
+    LayerScale,
+    SwiGLU,
+    filtered_logits,
     gelu,
     label_smoothing_loss,
     layer_norm,
     mean_pool,
     parts,
+    rms_norm,
     transformer_learning_rate,
 )
 
@@ -173,6 +182,32 @@ def test_layer_norm_lets_a_feature_drift_over_the_tokens():
     before, after = layer_norm(x).mean(dim=0), layer_norm(drifted).mean(dim=0)
     assert after[0] - before[0] > 2.0
     assert (after[1:] < before[1:]).all()
+
+
+def test_rms_norm_matches_pytorch():
+    ours = RMSNorm(7, eps=1e-3, dtype=F64)
+    theirs = drawn(nn.RMSNorm(7, eps=1e-3, dtype=F64))
+    ours.load_state_dict(theirs.state_dict())
+    x = randn(2, 3, 7)
+    assert_same(ours(x), theirs(x), [x])
+    assert_same(rms_norm(x, ours.weight, eps=1e-3), theirs(x), [x])
+    ours.reset_parameters()
+    assert same(ours(x), rms_norm(x, eps=1e-3))
+
+
+def test_rms_norm_fixes_the_size_of_a_token_and_keeps_its_direction():
+    x = torch.randn(T, D, dtype=F64)
+    y = rms_norm(x, eps=0.0)
+    assert same(y.norm(dim=-1), torch.full((T,), math.sqrt(D), dtype=F64))
+    assert same(F.cosine_similarity(x, y), torch.ones(T, dtype=F64))
+    assert same(rms_norm(5.0 * x, eps=0.0), y)
+    assert not torch.allclose(rms_norm(x + 3.0, eps=0.0), y, atol=0.1)
+    centered = x - x.mean(dim=-1, keepdim=True)
+    assert same(rms_norm(centered), layer_norm(x))
+    # The mean square is the squared mean plus the variance.
+    mean_square = x.mean(dim=-1) ** 2 + x.var(dim=-1, correction=0)
+    assert same(x.square().mean(dim=-1), mean_square)
+    assert same(y[:, 0], x[:, 0] / mean_square.sqrt())
 
 
 # --- the feed-forward network ------------------------------------------------------
@@ -331,6 +366,73 @@ def test_copies_that_begin_alike_part_where_one_network_cannot():
     outputs = torch.stack([copy(x[0]) for copy in copies])
     assert outputs.std(dim=0).min() > 1e-6
     assert same(shared(x[0].expand(T, D)), shared(x[0]).expand(T, D))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("norm", [None, "layer"])
+def test_swiglu_matches_timm(norm, bias):
+    norm_layer = nn.LayerNorm if norm else None
+    theirs = timm_layers.SwiGLU(D, HIDDEN, norm_layer=norm_layer, bias=bias)
+    theirs = drawn(theirs.double())
+    ours = SwiGLU(D, HIDDEN, norm=norm, bias=bias, dtype=F64)
+    names = {"fc1_g": "gate_proj", "fc1_x": "hidden_proj", "fc2": "output_proj"}
+    for name, part in theirs.named_children():
+        if [*part.parameters()]:
+            ours.get_submodule(names.get(name, name)).load_state_dict(part.state_dict())
+    x = randn(B, T, D)
+    assert_same(ours(x), theirs(x), [x])
+
+
+def test_swiglu_multiplies_values_by_gates_for_each_token_alone():
+    network = SwiGLU(D, HIDDEN, bias=False, dtype=F64)
+    x, shuffle = randn(T, D), torch.randperm(T)
+    W_g, W_1, W_2 = (weight.T for weight in network.parameters())
+    gate = x @ W_g
+    by_hand = (gate / (1 + torch.exp(-gate)) * (x @ W_1)) @ W_2
+    assert_same(network(x), by_hand, [x])
+    assert same(network(x[shuffle]), network(x)[shuffle])
+    assert count(network) == 3 * D * HIDDEN
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_stochastic_depth_matches_timm(p):
+    x = torch.randn(50, 3, D, dtype=F64)
+    ours, theirs = DropPath(p), timm_layers.DropPath(p)
+    torch.manual_seed(1)
+    found = ours(x)
+    torch.manual_seed(1)
+    assert same(found, theirs(x))
+    dropped = (found == 0).all(dim=(1, 2))
+    assert dropped.any() == (p > 0)
+    assert same(found[~dropped], x[~dropped] / (1 - p))
+    assert torch.equal(ours.eval()(x), x)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_layer_scale_multiplies_what_a_sublayer_adds(norm):
+    options = {"norm": norm, "dtype": F64}
+    plain = EncoderLayer(D, H, HIDDEN, **options)
+    scaled = EncoderLayer(D, H, HIDDEN, layer_scale=0.3, **options)
+    scaled.load_state_dict(plain.state_dict(), strict=False)
+    x = torch.randn(B, T, D, dtype=F64)
+    for part in (plain.attention.output_proj, plain.feed_forward.output_proj):
+        with torch.no_grad():
+            part.weight.mul_(0.3)
+            part.bias.mul_(0.3)
+    assert same(scaled(x), plain(x))
+    factors = LayerScale(D, initial=0.3, dtype=F64)
+    assert same(factors(x), 0.3 * x)
+
+
+def test_stochastic_depth_grows_with_the_layers_and_drops_whole_sublayers():
+    stack = Encoder(D, H, HIDDEN, 4, drop_path=0.6, dtype=F64)
+    rates = [layer.drop_path.p for layer in stack.layers]
+    assert rates == pytest.approx([0.15, 0.3, 0.45, 0.6])
+    layer = EncoderLayer(D, H, HIDDEN, drop_path=0.9, dtype=F64)
+    x = torch.randn(200, T, D, dtype=F64)
+    unchanged = (layer(x) == x).all(dim=(1, 2)).double().mean().item()
+    assert unchanged == pytest.approx(0.81, abs=0.09)  # both sublayers dropped
+    assert not (layer.eval()(x) == x).all(dim=(1, 2)).any()
 
 
 @pytest.mark.question("eth-2d")
@@ -1022,6 +1124,295 @@ def test_generation_stops_when_all_have_ended():
     assert found.tolist() == [[2], [2]]
 
 
+# --- language models ---------------------------------------------------------------
+
+LLAMA = {
+    "positions": "rotary",
+    "normalization": "rms",
+    "activation": "swiglu",
+    "kv_heads": 2,
+    "bias": False,
+    "tied": False,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "GPT-2": {},
+    "no positions": {"positions": None},
+    "post-norm": {"norm": "post"},
+    "Llama": LLAMA,
+    "one head": {**LLAMA, "kv_heads": 1},
+    "window": {**LLAMA, "window": 3},
+    "sinks": {**LLAMA, "window": 3, "sinks": 2},
+    "window, learned positions": {"window": 2, "sinks": 1},
+    "soft cap": {**LLAMA, "softcap": 2.0, "qk_norm": "rms"},
+    "scaled": {**LLAMA, "rotary_scaling": {"factor": 4.0}},
+}
+VOCAB = 13
+variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+
+
+def language_model(**options: Any) -> LanguageModel:
+    """Build a model that is not shy: its weights are large, and logits differ."""
+    sizes = {"dim": 24, "heads": 4, "hidden_dim": 17, "depth": 2, "max_length": 40}
+    model = LanguageModel(VOCAB, **sizes, dtype=F64, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def texts(b: int = 3, n: int = 11) -> Tensor:
+    return torch.randint(VOCAB, (b, n))
+
+
+def test_a_gpt_2_is_pytorchs_encoder_with_a_causal_mask():
+    layer = nn.TransformerEncoderLayer(
+        24, 4, 17, 0.0, "gelu", batch_first=True, norm_first=True, dtype=F64
+    )
+    theirs = nn.TransformerEncoder(
+        layer, 2, nn.LayerNorm(24, dtype=F64), enable_nested_tensor=False
+    )
+    ours, tokens = language_model(activation="gelu"), texts()
+    ours.encoder = from_torch(drawn(theirs))
+    assert ours.positions is not None
+    x = ours.embedding.weight[tokens] + ours.positions.weight[: tokens.shape[1]]
+    hidden = theirs(x, mask=nn.Transformer.generate_square_subsequent_mask(11).double())
+    expected = hidden @ ours.embedding.weight.T
+    assert_same(ours(tokens), expected, [ours.embedding.weight])
+
+
+def test_a_llama_by_its_formulas():
+    model, tokens = language_model(**LLAMA, eps=1e-3, rotary_base=100.0), texts()
+    embedding = model.embedding.weight
+
+    def rms(x: Tensor, norm: Any) -> Tensor:
+        return norm.weight * x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+
+    def turned(x: Tensor) -> Tensor:
+        """Turn features j and j + 3 of a head as one complex number."""
+        speeds = 100.0 ** (-torch.arange(3, dtype=F64) / 3)
+        angles = torch.arange(11)[:, None] * speeds
+        z = torch.complex(*x.chunk(2, dim=-1)) * torch.exp(1j * angles)
+        return torch.cat([z.real, z.imag], dim=-1)
+
+    def heads(x: Tensor, projection: nn.Linear) -> Tensor:
+        each = (x @ projection.weight.T).unflatten(-1, (-1, 6)).transpose(1, 2)
+        return each.repeat_interleave(4 // each.shape[1], dim=1)
+
+    x = embedding[tokens]
+    layer: Any
+    for layer in model.encoder.layers:
+        part, normed = layer.attention, rms(x, layer.attention_norm)
+        q, k = (turned(heads(normed, p)) for p in (part.query_proj, part.key_proj))
+        scores = q @ k.mT / math.sqrt(6)
+        scores = scores.masked_fill(torch.ones(11, 11).triu(1).bool(), -math.inf)
+        mixed = scores.softmax(dim=-1) @ heads(normed, part.value_proj)
+        x = x + mixed.transpose(1, 2).flatten(2) @ part.output_proj.weight.T
+        part, normed = layer.feed_forward, rms(x, layer.feed_forward_norm)
+        hidden = F.silu(normed @ part.gate_proj.weight.T)
+        hidden = hidden * (normed @ part.hidden_proj.weight.T)
+        x = x + hidden @ part.output_proj.weight.T
+    assert model.output_proj is not None
+    expected = rms(x, model.encoder.final_norm) @ model.output_proj.weight.T
+    assert_same(model(tokens), expected, [*model.parameters()])
+
+
+@variants
+def test_a_language_model_never_sees_what_it_predicts(options):
+    model, tokens = language_model(**options), texts()
+    logits = model(tokens)
+    for i in (1, 6, 10):
+        changed = tokens.clone()
+        changed[:, i] = (changed[:, i] + 1) % VOCAB
+        found = model(changed)
+        assert same(found[:, :i], logits[:, :i])
+        assert (found[:, i] - logits[:, i]).abs().amax(dim=-1).min() > 1e-3
+
+
+def test_layers_hand_on_what_lies_beyond_their_windows():
+    """Two layers with a window of four reach six tokens back, and the sinks."""
+    model = language_model(positions="rotary", window=4, sinks=1)
+    x = model.embedding(texts(1)).detach().requires_grad_()
+    y = model.encoder(x, causal=True, rotary=model.rotary)
+    reach = torch.autograd.grad(y[0, -1].sum(), x)[0][0].norm(dim=-1)
+    assert (reach > 0).nonzero().flatten().tolist() == [0, 4, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("options", [LLAMA, {"positions": None}])
+def test_padding_before_a_text_changes_nothing_where_only_distances_count(options):
+    model, tokens = language_model(**options), texts()
+    real = torch.ones(3, 11, dtype=torch.bool)
+    for row, pads in enumerate((4, 0, 7)):
+        real[row, :pads] = False
+    logits = model(tokens, padding_mask=real)
+    for row, pads in enumerate((4, 0, 7)):
+        alone = model(tokens[row : row + 1, pads:])
+        assert torch.allclose(logits[row, pads:], alone[0], rtol=0, atol=1e-10)
+
+
+@variants
+@pytest.mark.parametrize("steps", [[1] * 11, [5, 1, 1, 3, 1], [11]])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_text_read_piece_by_piece_is_the_text_read_at_once(options, steps, padded):
+    model, tokens = language_model(**options), texts()
+    real = torch.ones(3, 11, dtype=torch.bool)
+    if padded:
+        real[0, 2:4] = real[2, 5] = False
+    whole = model(tokens, padding_mask=real)
+    cache, pieces, end = model.make_cache(), [], 0
+    for piece in tokens.split(steps, dim=1):
+        end += piece.shape[1]
+        with torch.no_grad():
+            logits = model(piece, padding_mask=real[:, :end], cache=cache)
+        pieces.append(logits)
+    assert cache.length == 11
+    assert torch.allclose(torch.cat(pieces, dim=1), whole, rtol=0, atol=1e-10)
+
+
+def test_a_cache_for_a_window_stays_small_and_has_the_shared_heads_alone():
+    model = language_model(**LLAMA, window=3, sinks=2)
+    cache, sizes = model.make_cache(), []
+    for _ in range(40):
+        with torch.no_grad():
+            model(texts(2, 1), cache=cache)
+        key, value = cache.layers[1][0].read()
+        assert key.shape[:2] == value.shape[:2] == (2, 2)  # texts, shared heads
+        sizes.append(key.shape[2])
+    assert cache.length == 40
+    assert max(sizes) <= 2 * (3 + 2)
+
+
+def test_tied_weights_are_the_embedding_and_start_small():
+    def untouched(**options: Any) -> LanguageModel:
+        return LanguageModel(500, dim=64, heads=4, depth=1, **options)
+
+    tied, untied = untouched(), untouched(tied=False)
+    assert tied.output_proj is None
+    assert count(untied) == count(tied) + 500 * 64
+    assert untied.output_proj is not None
+    for table in (tied.embedding, untied.embedding, untied.output_proj):
+        assert table.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    loss = F.cross_entropy(tied(torch.arange(500)[None])[0], torch.arange(500))
+    assert loss.item() == pytest.approx(math.log(500), abs=0.2)
+
+
+def test_dropout_acts_on_the_embedded_tokens_too():
+    model = language_model(dropout=0.5)
+    seen = []
+    model.encoder.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model.train()(texts())
+    model.eval()(texts())
+    share = (seen[0] == 0).double().mean().item()
+    assert share == pytest.approx(0.5, abs=0.1)
+    assert (seen[1] != 0).all()
+
+
+# --- choosing the next token -------------------------------------------------------
+
+
+def by_hugging_face(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Tensor:
+    """Change logits as Hugging Face does, in its order."""
+    chain = [logits_process.TemperatureLogitsWarper(temperature)]
+    if top_k is not None:
+        chain.append(logits_process.TopKLogitsWarper(top_k))
+    if top_p is not None:
+        chain.append(logits_process.TopPLogitsWarper(top_p))
+    for process in chain:
+        logits = process(torch.empty(0), logits)
+    return logits
+
+
+FILTERS = [
+    {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    for temperature in (0.3, 1.0, 2.5)
+    for top_k in (None, 1, 4, 100)
+    for top_p in (None, 1e-6, 0.4, 0.9, 1.0)
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_logits_are_filtered_as_hugging_face_does(filters):
+    logits = 3 * torch.randn(50, 17, dtype=F64)
+    found = filtered_logits(logits, **filters)
+    expected = by_hugging_face(logits, **filters)
+    assert torch.equal(found.isinf(), expected.isinf())
+    assert same(found.softmax(dim=-1), expected.softmax(dim=-1))
+    one = filtered_logits(logits[3], **filters)
+    assert torch.equal(one, found[3])
+
+
+@pytest.mark.parametrize("p", [0.1, 0.55, 0.8, 0.95])
+def test_the_nucleus_is_the_smallest_set_that_reaches_p(p):
+    logits = 2 * torch.randn(6, dtype=F64)
+    probability = logits.softmax(dim=-1)
+    sets = [
+        kept
+        for size in range(1, 7)
+        for kept in itertools.combinations(range(6), size)
+        if probability[list(kept)].sum() >= p
+    ]
+    smallest = min(sets, key=lambda x: (len(x), -probability[list(x)].sum().item()))
+    kept = filtered_logits(logits, top_p=p).isfinite().nonzero().flatten()
+    assert tuple(kept.tolist()) == smallest
+
+
+def test_equal_logits_are_kept_or_dropped_together_by_top_k():
+    logits = torch.tensor([1.0, 3.0, 2.0, 2.0, 0.0])
+    kept = filtered_logits(logits, top_k=2).isfinite()
+    assert kept.tolist() == [False, True, True, True, False]
+
+
+@variants
+def test_greedy_generation_takes_the_argmax_of_the_whole_text_s_logits(options):
+    model, prompt = language_model(**options), texts(3, 4)
+    found = model.generate(prompt, 9, temperature=0.0)
+    text = prompt
+    for _ in range(9):
+        text = torch.cat([text, model(text)[:, -1:].argmax(dim=-1)], dim=1)
+    assert torch.equal(found, text[:, 4:])
+    assert torch.equal(model.generate(prompt, 9, top_k=1), found)
+
+
+@pytest.mark.parametrize("filters", [{}, *FILTERS[::7]])
+def test_sampling_draws_from_the_filtered_distribution(filters):
+    model, prompt = language_model(**LLAMA), texts(3, 4)
+    source = torch.Generator().manual_seed(7)
+    found = model.generate(prompt, 9, **filters, generator=source)
+    source.manual_seed(7)
+    text = prompt
+    for _ in range(9):
+        with torch.no_grad():
+            logits = by_hugging_face(model(text)[:, -1], **filters)
+        new = torch.multinomial(logits.softmax(dim=-1), 1, generator=source)
+        text = torch.cat([text, new], dim=1)
+    assert torch.equal(found, text[:, 4:])
+    torch.manual_seed(7)  # the default generator does as well
+    assert torch.equal(model.generate(prompt, 9, **filters), found)
+
+
+def test_a_text_that_has_ended_repeats_its_end_until_all_have():
+    model, prompt = language_model(**LLAMA), texts(3, 4)
+    free = model.generate(prompt, 9, temperature=0.0)
+    end = int(free[0, 2])
+    found = model.generate(prompt, 9, temperature=0.0, end=end)
+    firsts = []
+    for row, expected in zip(found, free, strict=True):
+        at = (expected == end).nonzero().flatten().tolist()
+        first = at[0] if at else len(row)
+        assert torch.equal(row[:first], expected[:first])
+        assert (row[first:] == end).all()
+        firsts.append(first)
+    assert min(firsts) <= 2
+    assert found.shape[1] == min(9, max(firsts) + 1)
+    (alone,) = model.generate(prompt[:1], 9, temperature=0.0, end=end)
+    assert alone.tolist() == free[0, : firsts[0] + 1].tolist()
+    assert model.generate(prompt, 0).shape == (3, 0)
+
+
 # --- training ----------------------------------------------------------------------
 
 
@@ -1097,6 +1488,19 @@ def bert(**options: Any) -> Any:
 
 def layer(dim: int = 12, **options: Any) -> Any:
     return EncoderLayer(dim, 3, 7, **options)
+
+
+def lm(**options: Any) -> Any:
+    return LanguageModel(17, **{"dim": 12, "heads": 3, "depth": 1, **options})
+
+
+def write(n: int = 5, **options: Any) -> Any:
+    settings = {"steps": 3, **options}
+    return lm(max_length=9).generate(ids(2, n), settings.pop("steps"), **settings)
+
+
+def filtered(**options: Any) -> Any:
+    return filtered_logits(zeros(3, 5), **options)
 
 
 def decode_with_a_cache_of_three() -> Tensor:
@@ -1178,6 +1582,63 @@ rate: Any = transformer_learning_rate
         TypeError,
         "Transformer() has no argument 'd_model'; did you mean 'dim'?",
     ),
+    ("factor", lambda: rms_norm(zeros(5), zeros(7)), ValueError, "weight must be (5,)"),
+    ("root", lambda: rms_norm(zeros(5), eps=-1.0), ValueError, "eps must be … -1.0"),
+    ("size", lambda: RMSNorm(0), ValueError, "dim must be a positive integer, got 0"),
+    ("gates", lambda: SwiGLU(5, 0), ValueError, "hidden_dim must be … got 0"),
+    (
+        "hidden norm",
+        lambda: layer(hidden_norm=True),
+        ValueError,
+        "'swiglu', got 'relu'",
+    ),
+    (
+        "batch norm",
+        lambda: layer(normalization="batch"),
+        ValueError,
+        "('layer', 'rms')",
+    ),
+    ("path", lambda: layer(drop_path=1.0), ValueError, "drop_path … [0, 1), got 1.0"),
+    (
+        "no words",
+        lambda: LanguageModel(0, dim=4, heads=2, depth=1),
+        ValueError,
+        "vocab_size must be a positive integer, got 0",
+    ),
+    ("sine waves", lambda: lm(positions="sinusoidal"), ValueError, "'rotary', None)"),
+    ("nowhere", lambda: lm(max_length=0), ValueError, "max_length must be … got 0"),
+    ("odd head", lambda: lm(dim=9, positions="rotary"), ValueError, "even … 3"),
+    ("words", lambda: lm()(17 * ids(2, 5)), ValueError, "tokens must be … 17 to 17"),
+    ("long", lambda: lm(max_length=4)(ids(2, 5)), ValueError, "4 positions … 5"),
+    (
+        "other layers",
+        lambda: lm()(ids(2, 5), cache=DecoderCache(3)),
+        ValueError,
+        "cache must be for 1 layers, got 3.",
+    ),
+    (
+        "mask",
+        lambda: lm()(ids(2, 5), padding_mask=ids(2, 4) > 0),
+        ValueError,
+        "padding_mask must be (2, 5)",
+    ),
+    ("one text", lambda: lm()(ids(5)), ValueError, "tokens must be (b, n), … (5,)"),
+    ("no prompt", lambda: write(0), ValueError, "prompt must have tokens … (2, 0)"),
+    ("backwards", lambda: write(steps=-1), ValueError, "steps must be … got -1"),
+    (
+        "beyond",
+        lambda: write(steps=6),
+        ValueError,
+        "the model has 9 positions, got a prompt of 5 tokens and 6 steps.",
+    ),
+    ("the end", lambda: write(end=17), ValueError, "end must be a token from 0 to 16"),
+    ("cold", lambda: write(temperature=-1.0), ValueError, "temperature … got -1.0"),
+    ("hot", lambda: write(temperature=math.inf), ValueError, "finite, got inf"),
+    ("frozen", lambda: filtered(temperature=0.0), ValueError, "positive … got 0.0"),
+    ("no tokens to keep", lambda: filtered(top_k=0), ValueError, "top_k must be … 0"),
+    ("no share", lambda: filtered(top_p=0.0), ValueError, "in (0, 1], got 0.0"),
+    ("more than all", lambda: filtered(top_p=1.5), ValueError, "(0, 1], got 1.5"),
+    ("no number", lambda: filtered(top_p=math.nan), ValueError, "(0, 1], got nan"),
     (
         "Hugging Face's keyword",
         lambda: generate(num_beams=3),

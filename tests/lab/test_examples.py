@@ -32,7 +32,7 @@ EXAMPLES = {
     "positional_encoding": "--steps 10",
     "self_attention": "--steps 3",
     "seq2seq": "--steps 3 --samples 10",
-    "transformer": "--steps 2 --case-steps 2",
+    "transformer": "--steps 2 --case-steps 2 --text-steps 2 --texts 1",
     "vision_transformer": f"{VISION} --samples-of-10-percent 100 "
     "--samples-of-100-percent 100",
 }

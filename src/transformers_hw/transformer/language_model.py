@@ -332,9 +332,9 @@ def filtered_logits(
 
     References:
         Fan et al. (2018), [Hierarchical Neural Story Generation
-        ](https://arxiv.org/abs/1805.04833), section 5.3, for `top_k`; Holtzman et al.
-        (2020), [The Curious Case of Neural Text Degeneration
-        ](https://arxiv.org/abs/1904.09751), section 3.1, for `top_p`.
+        ](https://arxiv.org/abs/1805.04833), for `top_k`; Holtzman et al. (2020), [The
+        Curious Case of Neural Text Degeneration](https://arxiv.org/abs/1904.09751),
+        section 3.1, for `top_p`.
     """
     if not 0.0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature}.")
@@ -344,9 +344,9 @@ def filtered_logits(
         least = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[..., -1]
         dropped = logits < rearrange(least, "... -> ... 1")
         logits = logits.masked_fill(dropped, -math.inf)
-    if top_p is not None:
-        if not 0.0 < top_p <= 1.0:
-            raise ValueError(f"top_p must be in (0, 1], got {top_p}.")
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_p must be in (0, 1], got {top_p}.")
+    if top_p is not None and top_p < 1.0:  # at 1, rounding would drop what is unlikely
         ordered, order = logits.sort(dim=-1, descending=True)
         p = ordered.softmax(dim=-1)
         likelier = p.cumsum(dim=-1) - p

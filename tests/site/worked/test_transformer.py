@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from transformers_hw.transformer import transformer_learning_rate
+from transformers_hw.transformer import LanguageModel, transformer_learning_rate
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/chapters/transformer.md").read_text("utf-8")
@@ -301,6 +301,202 @@ def test_the_model_of_the_page_has_thirteen_lines() -> None:
     assert len(code.splitlines()) == 13
 
 
+# --- language models ---------------------------------------------------------------
+
+
+def rows_of(name: str, columns: int) -> list[list[str]]:
+    """The ones and zeros of a drawn table, row by row."""
+    cells = [text for text in texts(name) if text in ("0", "1")]
+    return [cells[i : i + columns] for i in range(0, len(cells), columns)]
+
+
+def test_who_sees_whom_with_two_stacks_and_with_one() -> None:
+    def two(source: int, target: int) -> int:
+        return source**2 + source * target + target * (target + 1) // 2
+
+    def one(tokens: int) -> int:
+        return tokens * (tokens + 1) // 2
+
+    assert (two(3, 3), one(6)) == (24, 21)
+    on_page("which makes 9 pairs", "9 more, and each other causally, 6", "= 21$ of")
+    on_page("these 24 pairs", "24 visible pairs", "one causal mask, 21 pairs")
+    causal = [["1" if j <= i else "0" for j in range(6)] for i in range(6)]
+    both = [["1" if j < 3 or j <= i else "0" for j in range(6)] for i in range(6)]
+    assert rows_of("mask-one", 6) == causal
+    assert rows_of("mask-two", 6) == both
+    assert "two stacks: 24 pairs" in texts("mask-two")
+    assert "one stack: 21 pairs" in texts("mask-one")
+    on_page(f"$25 + 20 + 10 = {two(5, 4)}$, and $1 + 2 + \\dots + 9 = {one(9)}$")
+    assert two(5, 4) - one(9) == 10
+
+
+def test_rms_norm_by_hand_and_in_its_drawings() -> None:
+    def norms(*token: float) -> list[list[float]]:
+        x = torch.tensor(token, dtype=F64)
+        by_rms = nn.functional.rms_norm(x, x.shape, eps=0.0)
+        by_layer = nn.functional.layer_norm(x, x.shape, eps=0.0)
+        return [by_rms.tolist(), by_layer.tolist()]
+
+    # By token: what RMSNorm and layer norm make of it.
+    results = {
+        (1, 7): ([0.2, 1.4], [-1, 1]),
+        (-5, 5): ([-1, 1], [-1, 1]),
+        (2, 14): ([0.2, 1.4], [-1, 1]),
+        (-1, -7): ([-0.2, -1.4], [1, -1]),
+    }
+    for token, found in results.items():
+        for ours, wanted in zip(norms(*token), found, strict=True):
+            assert ours == pytest.approx(wanted)
+    assert norms(2, 8)[0] != pytest.approx([0.2, 1.4], abs=0.01)
+    assert norms(2, 8)[1] == pytest.approx([-1, 1])
+    assert norms(3, 4, 0, 0)[0] == pytest.approx([1.2, 1.6, 0, 0])
+    on_page("$(0.2, 1.4)$", "$25 = 16 + 9$", "$(-0.2, -1.4)$", "$(1.2, 1.6, 0, 0)$")
+    mean, variance = statistics.mean((1, 7)), statistics.pvariance((1, 7))
+    assert (mean**2, variance) == (16, 9)
+
+    def dots(name: str) -> list[list[float]]:
+        found = [dot.attrib for dot in ET.parse(DIAGRAMS / name).iter(f"{SVG}circle")]
+        places = ((float(dot["cx"]), float(dot["cy"])) for dot in found)
+        return [[(x - 226) / 32, (276 - y) / 32] for x, y in places]
+
+    center, *drawn = dots("rms-circle.svg")
+    assert center == [0, 0]
+    assert drawn == [pytest.approx(x) for x in ([1, 7], [0.2, 1.4], [-5, 5], [-1, 1])]
+    (radius,) = {
+        float(circle.attrib["r"])
+        for circle in ET.parse(DIAGRAMS / "rms-circle.svg").iter(f"{SVG}circle")
+    } - {5.0}
+    assert radius / 32 == pytest.approx(math.sqrt(2), abs=0.001)
+    wanted = ([1, 7], [-3, 3], [-5, 5], [-1, 1], [1, -1])
+    assert dots("rms-line.svg") == [pytest.approx(x) for x in wanted]
+
+
+def silu(z: float) -> float:
+    return z / (1 + math.exp(-z))
+
+
+def test_the_gates_of_a_swiglu() -> None:
+    for gate, value in ((2, -3), (2, 3), (-2, -3)):
+        gated = f"$\\operatorname{{silu}}({gate}) = {silu(gate):.3f}$"
+        passed = f"${value}$ | ${silu(gate) * value:.3f}$"
+        on_page(f"| $({gate}, {value})$ | {gated} | {passed} |")
+    assert silu(0) == 0
+    shown = [text.replace("−", "-") for text in texts("swiglu")]
+    assert {"2", "-3", f"{silu(2):.2f}", f"{-3 * silu(2):.2f}"} <= {*shown}
+    on_page(f"= {silu(1):.3f}\\cdot(-2) = {-2 * silu(1):.3f}$; the ReLU")
+
+
+def test_counts_of_gated_networks() -> None:
+    on_page(f"With $d = 512$ that is {8 * 512 / 3:.1f}")
+    on_page(f"have {3 * 512 * 1365:,} weights, against {2 * 512 * 2048:,} before")
+    hidden = 2 * 4 * 4096 // 3
+    assert (hidden, 256 * math.ceil(hidden / 256)) == (10_922, 11_008)
+    on_page("turns 10,922 into 11,008, a multiple of 256")
+    assert 8 * 768 % 3 == 0
+    width = 8 * 768 // 3
+    on_page(f"$8\\cdot 768/3 = {width}$")
+    on_page(f"= 8\\cdot 768^2 = {comma(3 * 768 * width)}$")
+    assert 3 * 768 * width == 8 * 768**2
+
+
+def test_counts_and_costs_of_a_language_model() -> None:
+    on_page(f"$\\ln 58 \\approx {math.log(58):.2f}$")
+    on_page(f"For $d = 4096$ that is after {6 * 4096:,} tokens")
+    attention, shared, network, norms = 2 * 24**2, 2 * 24 * 8, 3 * 24 * 64, 2 * 24
+    on_page(f"= {attention}$, keys and values", f"8 = {shared}$", f"64 = {network}$")
+    layer = attention + shared + network + norms
+    on_page(f"the norms {norms}: together {layer:,}")
+    model = LanguageModel(
+        58, dim=24, heads=6, kv_heads=2, depth=2, hidden_dim=64, positions="rotary",
+        normalization="rms", activation="swiglu", bias=False,
+    )  # fmt: skip
+    assert count(model.encoder.layers[0]) == layer
+
+
+def test_the_slots_of_a_rolling_cache() -> None:
+    words = ["the", "cat", "sat", "on", "a", "red", "mat"]
+
+    def slots(last: int, window: int = 4) -> list[int]:
+        """The positions in the slots once the last one is stored."""
+        return [max(range(slot, last + 1, window)) for slot in range(window)]
+
+    shown = [text for text in texts("rolling") if re.fullmatch(r"[a-z]+ \d", text)]
+    shown = [text for text in shown if text.split()[0] in words]
+    steps = [f"{words[i]} {i}" for step in range(3, 7) for i in slots(step)]
+    assert shown == steps
+    assert slots(6) == [4, 5, 6, 3]
+    on_page("the positions 4, 5, 6 and 3, out of order")
+    assert slots(9) == [8, 9, 6, 7]
+    on_page("Positions 8, 9, 6 and 7.")
+
+
+def test_the_sizes_of_rolling_caches() -> None:
+    numbers = 2 * 8 * 128 * 32
+    on_page(f"$2\\cdot 8\\cdot 128\\cdot 32 = {comma(numbers)}$ numbers, 128 KiB")
+    assert 2 * numbers == 128 * 2**10
+    assert (4096 * 2 * numbers, 32_768 * 2 * numbers) == (512 * 2**20, 4 * 2**30)
+    on_page("holds 512 MiB", "32,768 tokens would take 4 GiB, eight times as much")
+    on_page(f"$32\\cdot 4095 = {comma(32 * 4095)}$")
+    size = 2 * 4 * 64 * 24 * 2
+    on_page(f"\\cdot 2 = {comma(size)}$ bytes per token, times 1,024: 24 MiB")
+    assert 1024 * size == 24 * 2**20
+
+
+NEXT = {"mat": 0.40, "sofa": 0.25, "floor": 0.15, "roof": 0.12, "moon": 0.08}
+
+
+def at(temperature: float) -> list[float]:
+    powers = [p ** (1 / temperature) for p in NEXT.values()]
+    return [power / sum(powers) for power in powers]
+
+
+def kept(first: int) -> list[float]:
+    total = sum([*NEXT.values()][:first])
+    return [p / total if i < first else 0 for i, p in enumerate(NEXT.values())]
+
+
+def drawn_bars(name: str) -> tuple[list[float], list[float]]:
+    """The numbers of a chart, column by column, and the lengths of its bars."""
+    numbers = [float(x) for x in texts(name) if re.fullmatch(r"0(\.\d+)?", x)]
+    bars = ET.parse(DIAGRAMS / f"{name}.svg").iter(f"{SVG}rect")
+    return numbers, [float(bar.attrib["width"]) / 130 for bar in bars]
+
+
+def test_temperatures_by_hand_and_in_their_drawing() -> None:
+    on_page("| token | " + " | ".join(NEXT) + " |")
+    on_page("| probability | " + " | ".join(f"{p:.2f}" for p in NEXT.values()) + " |")
+    squares = [p**2 for p in NEXT.values()]
+    on_page("{:.4f}, {:.4f}, {:.4f}, {:.4f} and {:.4f}".format(*squares))
+    on_page(f"Divided by their sum, {sum(squares):.4f}")
+    on_page("{:.3f}, {:.3f}, {:.3f}, {:.3f} and {:.3f}".format(*at(0.5)))
+    sums = torch.tensor(at(2.0)).cumsum(0).tolist()
+    on_page("{:.3f}, {:.3f}, {:.3f} and {:.3f}".format(*sums))
+    assert sums[2] < 0.75 <= sums[3]
+    wanted = [p for temperature in (0.5, 1.0, 2.0) for p in at(temperature)]
+    numbers, bars = drawn_bars("temperature")
+    assert numbers == pytest.approx(wanted, abs=5.1e-4)
+    assert bars == pytest.approx(wanted, abs=1e-4)
+    temperature = math.log(1.6) / math.log(2)
+    on_page(f"\\approx {temperature:.3f}$")
+    assert at(temperature)[0] == pytest.approx(2 * at(temperature)[1])
+    on_page(f"$1 - 0.99^{{100}} \\approx {1 - 0.99**100:.2f}$")
+
+
+def test_filters_by_hand_and_in_their_drawing() -> None:
+    on_page(f"$0.40/0.65 \\approx {kept(2)[0]:.3f}$")
+    on_page(f"$0.25/0.65 \\approx {kept(2)[1]:.3f}$")
+    assert kept(3)[:3] == pytest.approx([0.5, 0.3125, 0.1875])
+    on_page("The sums are 0.40, 0.65, 0.80", "the three have 0.5, 0.3125 and 0.1875")
+    wanted = [*NEXT.values(), *kept(2), *kept(3)]
+    numbers, bars = drawn_bars("filters")
+    assert numbers == pytest.approx(wanted, abs=5.1e-4)
+    assert bars == pytest.approx([p for p in wanted if p], abs=1e-4)
+    on_page("{:.3f}, {:.3f} and {:.3f}".format(*(p / 0.9 for p in (0.5, 0.3, 0.1))))
+    sure = [0.92, 0.03, 0.02, 0.02, 0.01]
+    assert sum(sure) == pytest.approx(1)
+    assert sure[0] > 0.75
+
+
 # --- the record --------------------------------------------------------------------
 
 
@@ -349,3 +545,56 @@ def test_the_floor_without_order_is_the_entropy_of_a_bag() -> None:
     assert orders.mean().item() / 8 == pytest.approx(
         run["metrics"]["floor_without_order"], abs=2e-3
     )
+
+
+def test_what_the_page_says_of_the_language_model() -> None:
+    path = FIGURES / "language_model/run.json"
+    record = json.loads(path.read_text("utf-8"))
+    config, metrics = record["config"], record["metrics"]
+    text, losses = metrics["text"], metrics["baselines"]
+    on_page(f"$\\ln {text['alphabet']} \\approx {losses['uniform']:.2f}$")
+    assert losses["uniform"] == pytest.approx(math.log(text["alphabet"]), abs=1e-4)
+    assert record["versions"]["python"].startswith("3.11.")
+    on_page("Python 3.11")
+    assert round(text["training"] / text["characters"], 3) == 0.9
+    assert 6.7e9 / metrics["parameters"] == pytest.approx(20_000, rel=0.1)
+    found = metrics["validation_loss"]
+    assert found["max"] < losses["bigram"] < losses["unigram"] < losses["uniform"]
+    assert metrics["train_loss"]["max"] < found["min"]
+    assert metrics["perplexity"]["mean"] == pytest.approx(
+        math.exp(found["mean"]), rel=0.01
+    )
+    on_page(f"$e^{{{losses['bigram']:.3f}}} \\approx {math.exp(losses['bigram']):.1f}$")
+    sizes = [config[x] for x in ("text_steps", "text_batch_size", "context")]
+    seen = math.prod(sizes)
+    on_page("$" + "\\cdot ".join(map(str, sizes)) + f" = {comma(seen)}$ characters")
+    on_page(f"of a text of {text['training']:,}: {seen / text['training']:.0f} times")
+    on_page("read eleven times", f"more than {config['context'] - 1} positions away")
+
+
+def test_what_the_page_says_of_the_texts_it_writes() -> None:
+    path = FIGURES / "language_model/run.json"
+    metrics = json.loads(path.read_text("utf-8"))["metrics"]
+    quoted = re.findall(r"^- \$T = .*?: `(.*?)` …$", PAGE, re.M)
+    choices = metrics["choices"]
+    for text, choice in zip(quoted, choices, strict=True):
+        assert len(text) > 80
+        assert " ".join(choice["sample"].split()).startswith(text)
+    greedy, cold, plain, hot, nucleus = (choice["known_words"] for choice in choices)
+    assert choices[0]["sample"].count("the same as a string") >= 2
+    assert "referenceslitien" in choices[2]["sample"]
+    real = metrics["known_words_of_validation"]
+    assert round(1 - real, 2) == 0.07
+    # No setting but the highest temperature breaks most words; the tail breaks some.
+    assert hot["max"] < 0.5 < plain["max"] < real < nucleus["min"]
+    assert 1 - nucleus["min"] < (1 - plain["max"]) / 2
+    assert nucleus["max"] < cold["min"] <= greedy["min"]
+    # Without a window, the same text comes apart behind the trained length.
+    without = metrics["without_window"]
+    assert without["temperature"] == choices[1]["temperature"]
+    assert without["known_words"]["max"] < cold["min"] - 0.2
+    both = zip(without["sample"], choices[1]["sample"], strict=True)
+    same = next(i for i, (a, b) in enumerate(both) if a != b)
+    assert 96 <= same < 120
+    (beyond,) = re.findall(r"goes on with\s+`(.*?)` …", PAGE)
+    assert beyond in " ".join(without["sample"][same - 3 :].split())
