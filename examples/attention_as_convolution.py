@@ -94,6 +94,8 @@ DISTANCES = (
 )
 SHOWN_IMAGE = 3
 SVG_WIDTH = 72 * WIDTH
+# A head with a larger standard deviation, in tokens, need not be within a figure.
+WIDE = 4.0
 
 
 @dataclass(frozen=True)
@@ -623,10 +625,7 @@ def draw_trails(figure: Figure, theme: Theme, trail: Tensor) -> None:
     """Draw the trails of each layer's heads, with a circle for their spread."""
     depth = trail.shape[1]
     rows = 1 if depth < 4 else 2
-    panels = figure.subplots(
-        rows, -(-depth // rows), squeeze=False, sharex=True, sharey=True
-    )
-    (top, left), (bottom, right) = extent(trail)
+    panels = figure.subplots(rows, -(-depth // rows), squeeze=False)
     for number, (axes, heads) in enumerate(
         zip(panels.flat, trail.unbind(1), strict=False), 1
     ):
@@ -651,9 +650,11 @@ def draw_trails(figure: Figure, theme: Theme, trail: Tensor) -> None:
                 xytext=(4, 4),
                 textcoords="offset points",
                 fontsize=7,
+                annotation_clip=True,
             )
+        side = reach(heads)
         axes.set(title=f"layer {number}", aspect="equal")
-        axes.set(xlim=(left, right), ylim=(bottom, top))
+        axes.set(xlim=(-side, side), ylim=(side, -side))
         axes.locator_params(integer=True, nbins=9)
     figure.supylabel("tokens below the query", fontsize=9)
     figure.supxlabel(
@@ -664,11 +665,11 @@ def draw_trails(figure: Figure, theme: Theme, trail: Tensor) -> None:
     )
 
 
-def extent(trail: Tensor) -> tuple[list[float], list[float]]:
-    """Return the first and the last row and column to draw, relative to the query."""
-    at = rearrange(trail[..., :2], "... axes -> (...) axes")
-    low, high = at.amin(0).clamp(max=-1.5) - 1, at.amax(0).clamp(min=1.5) + 1
-    return low.tolist(), high.tolist()
+def reach(heads: Tensor) -> float:
+    """Return how far from the query a layer is drawn: as far as narrow heads were."""
+    narrow = heads[-1, :, 2] <= WIDE
+    ends = heads[[0, -1]][:, narrow if narrow.any() else ~narrow, :2]
+    return max(1.5, ends.abs().max().item()) + 1
 
 
 def head_style(theme: Theme, head: int) -> tuple[str, str]:
@@ -698,11 +699,12 @@ def movement(trail: Tensor, theme: Theme, *, still: bool = False) -> str:
     """
     times, depth, heads, _ = trail.shape
     columns = next(n for n in (3, 2, 1) if depth % n == 0 or n == 1)
-    (top, left), (bottom, right) = extent(trail)
     panel = SVG_WIDTH / columns
-    unit = (panel - 20) / (right - left)
-    high = unit * (bottom - top) + 24
+    side = panel - 20
+    units = [side / (2 * reach(layer)) for layer in trail.unbind(1)]
+    high = side + 24
     height = -(-depth // columns) * high + 36
+    square = f"M{-side / 2:.1f} {-side / 2:.1f}h{side:.1f}v{side:.1f}h{-side:.1f}z"
     # The heads stay a while where they start, and longer where they end.
     stops = [8 + 72 * time / (times - 1) for time in range(times)]
     styles, shapes = [], []
@@ -717,7 +719,7 @@ def movement(trail: Tensor, theme: Theme, *, still: bool = False) -> str:
         styles.append(f"@keyframes {name}{{{rest}}}#{name}{{animation-name:{name}}}")
 
     for layer, head in itertools.product(range(depth), range(heads)):
-        color, _ = head_style(theme, head)
+        color, unit = head_style(theme, head)[0], units[layer]
         path = trail[:, layer, head].tolist()
         at = [(unit * column, unit * row) for row, column, _ in path]
         dots = [f"translate({x:.1f}px,{y:.1f}px)" for x, y in at]
@@ -729,13 +731,14 @@ def movement(trail: Tensor, theme: Theme, *, still: bool = False) -> str:
         animate(dot, dots)
         animate(ring, rings)
         if head == 0:
-            x = layer % columns * panel + 10 - unit * left
-            y = layer // columns * high + 24 - unit * top
+            x = layer % columns * panel + panel / 2
+            y = layer // columns * high + 24 + side / 2
             window = 3 * unit
             shapes.append(
-                f'</g><g transform="translate({x:.1f} {y:.1f})">'
-                f'<text x="{unit * (left + right) / 2:.1f}" y="{unit * top - 10:.1f}">'
+                f'</g><text x="{x:.1f}" y="{y - side / 2 - 8:.1f}">'
                 f"layer {layer + 1}</text>"
+                f'<g clip-path="url(#panel)" transform="translate({x:.1f} {y:.1f})">'
+                f'<path class="frame" d="{square}"/>'
                 f'<path class="window" d="M{-window / 2:.1f} {-window / 2:.1f}'
                 f'h{window:.1f}v{window:.1f}h{-window:.1f}z"/>'
                 '<path class="query" d="M-3.5-3.5h7v7h-7z"/>'
@@ -772,8 +775,10 @@ def movement(trail: Tensor, theme: Theme, *, still: bool = False) -> str:
         f".dot text{{font-size:8px;fill:{theme.paper}}}.dot circle{{fill:var(--c)}}"
         f".window{{fill:none;stroke:{theme.ink};stroke-width:.8;stroke-dasharray:1 2}}"
         f".query,#now{{fill:{theme.ink}}}polyline{{fill:none;stroke:var(--c);opacity:.4}}"
+        f".frame{{fill:none;stroke:{theme.ink};stroke-opacity:.4}}"
         ".ring{fill:var(--c);fill-opacity:.12;stroke:var(--c);stroke-width:.8;"
         f"vector-effect:non-scaling-stroke}}{'' if still else moving}</style>"
+        f'<clipPath id="panel"><path d="{square}"/></clipPath>'
         f"<g>{''.join(shapes)}{clock}</g></svg>\n"
     )
 
@@ -933,8 +938,9 @@ def draw_heads(results: Results, metrics: Metrics) -> Drawings:
         axes.set(title="attention against convolution", xlabel="layer, and its kernel")
         axes.set_ylabel("largest error ● and bound –, in typical outputs")
 
+    depth = results["heads"].shape[1]
     return {
-        "centers": (centers, 3.9 if results["heads"].shape[1] < 3 else 6.4),
+        "centers": (centers, {3: 3.2}.get(depth, 3.9 if depth < 3 else 6.4)),
         "movement": partial(movement, results["heads"]),
         "movement-still": partial(movement, results["heads"], still=True),
         "kernels": (kernels, 0.8 + 0.95 * len(results["kernel.taps"])),

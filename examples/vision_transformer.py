@@ -864,7 +864,7 @@ def draw_main(results: Results, metrics: Metrics) -> Drawings:
         axes.axhline(uniform, color=theme.ink, linestyle=":", label="uniform attention")
         axes.set(xlabel="layer", ylabel="pixels")
         axes.set(title="attention distance of each head")
-        axes.legend(loc="lower right")
+        axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.42))
 
     def rollout(figure: Figure, theme: Theme) -> None:
         shares = results["rollout"] * results["rollout"][0].numel()

@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import random
+import re
 import sys
 import warnings
 import zipfile
@@ -73,11 +74,13 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=F64, requires_grad=True)
 
 
-def assert_same(found: Tensor, wanted: Tensor, *inputs: Tensor) -> None:
+def assert_same(
+    found: Tensor, wanted: Tensor, *inputs: Tensor, atol: float = 1e-10
+) -> None:
     """Outputs agree to ten digits, and so do the gradients of the inputs."""
     assert found.shape == wanted.shape
     assert wanted.std() > 1e-3
-    assert (found - wanted).abs().max() <= 1e-10
+    assert (found - wanted).abs().max() <= atol
     if inputs:
         gradients = (
             torch.autograd.grad(y.sin().sum(), inputs, retain_graph=True)
@@ -85,7 +88,7 @@ def assert_same(found: Tensor, wanted: Tensor, *inputs: Tensor) -> None:
         )
         for ours, theirs in zip(*gradients, strict=True):
             assert theirs.abs().max() > 1e-6
-            assert (ours - theirs).abs().max() <= 1e-10
+            assert (ours - theirs).abs().max() <= atol
 
 
 def assert_same_weights(found: nn.Module, wanted: nn.Module) -> None:
@@ -237,11 +240,16 @@ def torchvision_model(image: int = 8) -> nn.Module:
     return quietly(lambda: Theirs(image, 4, *sizes, num_classes=7))
 
 
-def timm_model(**options: Any) -> nn.Module:
-    timm = quietly(lambda: import_module("timm.models.vision_transformer"))
+def timm_model(kind: str = "VisionTransformer", **options: Any) -> nn.Module:
+    timm = quietly(lambda: import_module("timm.models"))
     sizes = {"embed_dim": DIM, "depth": DEPTH, "num_heads": HEADS, "mlp_ratio": 2}
     image = {"img_size": 8, "patch_size": 4, "num_classes": 7}
-    return quietly(lambda: timm.VisionTransformer(**{**sizes, **image, **options}))
+    return quietly(lambda: getattr(timm, kind)(**{**sizes, **image, **options}))
+
+
+def timm_part(name: str) -> Any:
+    models = quietly(lambda: import_module("timm.models.vision_transformer"))
+    return getattr(models, name, getattr(import_module("timm.layers"), name, None))
 
 
 @cache
@@ -292,6 +300,7 @@ PLAIN: dict[str, Any] = {
     "norm": "pre",
     "pool": "class",
     "image_size": 8,
+    "rotary": False,
 }
 # How timm makes a model, and what else there is to tell.
 TIMM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -320,24 +329,201 @@ TIMM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"act_layer": partial(nn.GELU, approximate="tanh")},
         {"activation": "gelu_tanh"},
     ),
+    "SiLU": ({"act_layer": nn.SiLU}, {"activation": "silu"}),
+    "normalized queries and keys": ({"qk_norm": True}, {}),
+    "mean of all tokens": (
+        {"global_pool": "avg", "pool_include_prefix": True},
+        {"pool": "mean", "pool_prefix": True},
+    ),
+    "no norm at the end": ({"final_norm": False}, {}),
+    "DeiT-3": ({"no_embed_class": True, "init_values": 1e-6}, {}),
+    "DINOv2": ({"init_values": 1e-5, "img_size": (4, 12)}, {"image_size": (4, 12)}),
+    "DINOv2, registers": (
+        {"init_values": 1e-5, "reg_tokens": 2, "no_embed_class": True},
+        {},
+    ),
+    "registers, mean": (
+        {"reg_tokens": 5, "no_embed_class": True, "global_pool": "avg"},
+        {"pool": "mean"},
+    ),
+    "registers, no class token": (
+        {
+            "reg_tokens": 3,
+            "no_embed_class": True,
+            "class_token": False,
+            "global_pool": "avg",
+        },
+        {"pool": "mean"},
+    ),
+    "DINOv2, SwiGLU": (
+        {
+            "mlp_layer": lambda *x, **y: timm_part("SwiGLUPacked")(*x, **y),
+            "act_layer": nn.SiLU,
+            "init_values": 1e-5,
+        },
+        {"activation": "swiglu"},
+    ),
+    "CLIP": (
+        {"pre_norm": True, "norm_layer": partial(nn.LayerNorm, eps=1e-5)},
+        {"eps": 1e-5},
+    ),
+    "CLIP, quick GELU": (
+        {"pre_norm": True, "act_layer": "quick_gelu", "num_classes": 0},
+        {"activation": "quick_gelu"},
+    ),
+    "SigLIP": (
+        {
+            "class_token": False,
+            "global_pool": "map",
+            "act_layer": partial(nn.GELU, approximate="tanh"),
+        },
+        {
+            "pool": "attention",
+            "activation": "gelu_tanh",
+            "pool_heads": HEADS,
+            "pool_prefix": False,
+        },
+    ),
+    "attention pools patches": (
+        {"global_pool": "map", "num_classes": 0},
+        {"pool": "attention", "pool_heads": HEADS, "pool_prefix": False},
+    ),
+    "attention pools all tokens": (
+        {"global_pool": "map", "pool_include_prefix": True},
+        {"pool": "attention", "pool_heads": HEADS, "pool_prefix": True},
+    ),
+}
+SCALED = {"kind": "Eva", "init_values": 1e-5}
+ROTATED = {**SCALED, "use_rot_pos_emb": True}
+ROTARY = {"base": 10_000.0, "layout": "pairs", "first": "row", "start": 0.0}
+# The class of timm's models with rotary positions, and of others that came with them.
+TIMM_EVA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "EVA": (SCALED, {"pool": "mean"}),
+    "EVA, three projections": ({**SCALED, "qkv_fused": False}, {"pool": "mean"}),
+    "EVA, no qkv bias": (
+        {**SCALED, "qkv_bias": False, "global_pool": "token"},
+        {"pool": "class"},
+    ),
+    "EVA-02": (
+        {
+            **ROTATED,
+            "swiglu_mlp": True,
+            "scale_mlp": True,
+            "qkv_fused": False,
+            "ref_feat_shape": (5, 5),
+        },
+        {
+            "pool": "mean",
+            "activation": "swiglu",
+            "rotary": {**ROTARY, "reference": (5, 5)},
+        },
+    ),
+    "EVA-02, packed": (
+        {**ROTATED, "swiglu_mlp": True, "img_size": (8, 12)},
+        {
+            "pool": "mean",
+            "activation": "swiglu",
+            "image_size": (8, 12),
+            "rotary": ROTARY,
+        },
+    ),
+    "DINOv3": (
+        {
+            **ROTATED,
+            "rope_type": "dinov3",
+            "rope_temperature": 100,
+            "rope_rotate_half": True,
+            "use_abs_pos_emb": False,
+            "num_reg_tokens": 4,
+            "qkv_bias": False,
+            "img_size": (12, 8),
+            "use_fc_norm": False,
+        },
+        {
+            "pool": "mean",
+            "image_size": (12, 8),
+            "rotary": {"base": 100.0, "layout": "halves", "centered": True},
+        },
+    ),
+    "DINOv3, dynamic": (
+        {
+            **ROTATED,
+            "rope_type": "dinov3",
+            "use_abs_pos_emb": False,
+            "global_pool": "token",
+            "dynamic_img_size": True,
+        },
+        {"pool": "class", "rotary": {**ROTARY, "centered": True}},
+    ),
+    "Perception Encoder": (
+        {
+            "kind": "Eva",
+            "use_rot_pos_emb": True,
+            "attn_type": "rope",
+            "use_pre_transformer_norm": True,
+            "global_pool": "map",
+            "attn_pool_num_heads": 2,
+            "rope_grid_indexing": "xy",
+            "rope_grid_offset": 1.0,
+            "img_size": (8, 16),
+        },
+        {
+            "pool": "attention",
+            "pool_heads": 2,
+            "pool_prefix": True,
+            "image_size": (8, 16),
+            "rotary": {**ROTARY, "first": "column", "start": 1.0},
+        },
+    ),
+    "grouped queries": (
+        {
+            **ROTATED,
+            "attn_type": "rope",
+            "qkv_fused": False,
+            "num_kv_heads": 1,
+            "qk_norm": True,
+        },
+        {"pool": "mean", "rotary": ROTARY},
+    ),
 }
 
 
-@pytest.mark.parametrize("name", TIMM)
+@pytest.mark.parametrize("name", [*TIMM, *TIMM_EVA])
 def test_timms_vision_transformers(name, tmp_path):
-    options, told = TIMM[name]
+    options, told = {**TIMM, **TIMM_EVA}[name]
     theirs = drawn(timm_model(**options))
     x = images(options.get("img_size", 8), options.get("in_chans", 3))
-    state = theirs.state_dict()
+    state, found = theirs.state_dict(), from_timm(theirs)
+    # Timm keeps the angles of rotary positions in 32 bits.
+    atol = 1e-10 if found.rotary is None else 1e-5
     for ours in (
-        from_timm(theirs),
-        saved(from_timm(theirs), tmp_path),
+        found,
+        saved(found, tmp_path),
         from_timm(state, **{**PLAIN, **told}),
     ):
-        assert_same(ours(x), theirs(x), x)
-    for setting in PLAIN:
+        assert_same(ours(x), theirs(x), x, atol=atol)
+    for setting in {**PLAIN, **(told if "pool_heads" in told else {})}:
         with pytest.raises(TypeError, match=f"{setting} must be given with a state"):
             from_timm(state, **{**PLAIN, **told, setting: None})
+    wanted = theirs.float()(x.float())
+    assert_same(from_timm(theirs)(x.float()), wanted, atol=1e-5)
+
+
+def test_only_a_module_may_have_no_positions():
+    theirs, x = drawn(timm_model(pos_embed="none")), images()
+    assert_same(from_timm(theirs)(x), theirs(x), x)
+    with pytest.raises(WeightsError, match="weights hold no 'pos_embed', but cls_tok"):
+        from_timm(theirs.state_dict(), **PLAIN)
+
+
+def test_images_of_another_size_are_rotated_as_timm_rotates_them():
+    for name in ("EVA-02", "DINOv3, dynamic"):
+        options = {"dynamic_img_size": True, "use_abs_pos_emb": False}
+        theirs = drawn(timm_model(**{**TIMM_EVA[name][0], **options}))
+        ours = from_timm(theirs)
+        for size in (8, (12, 4), (8, 20)):
+            x = images(size)
+            assert_same(ours(x), theirs(x), x, atol=1e-5)
 
 
 def test_positions_resampled_by_timm_are_timms():
@@ -520,8 +706,7 @@ class Doubling(nn.MultiheadAttention):
 
 def res_post(block: str) -> nn.Module:
     """Return timm's res-post-norm, as it starts: its norms have weights of 1e-5."""
-    timm = import_module("timm.models.vision_transformer")
-    named = type(block, (timm.ResPostBlock,), {})
+    named = type(block, (timm_part("ResPostBlock"),), {})
     return timm_model(block_fn=named, init_values=1e-5)
 
 
@@ -585,23 +770,77 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: from_timm(weights_of("timm"), **{**PLAIN, "norm": "res-post"}),
         "norm must be 'pre', got 'res-post'",
     ),
-    "registers": (lambda: timm(reg_tokens=2), "this one has register tokens"),
-    "layer scale": (lambda: timm(init_values=0.1), r"has layer scale \('ls1'\)"),
-    "maximum": (lambda: timm(global_pool="max"), "global_pool must be .* got 'max'"),
-    "prefix": (
-        lambda: timm(global_pool="avg", pool_include_prefix=True),
-        "pool_include_prefix must be False, got True: the mean must be",
+    "registers": (lambda: timm(reg_tokens=2), "has positions of register tokens"),
+    "layer scale": (
+        lambda: timm("Eva", init_values=0.1, attn_only_layer_scale=True),
+        r"has layer scale in attention only: \['gamma_1', 'gamma_2'\]",
     ),
+    "distilled": (
+        lambda: timm("VisionTransformerDistilled"),
+        r"has a distillation token \('dist_token'\)",
+    ),
+    "relative positions": (
+        lambda: timm("VisionTransformerRelPos"),
+        r"has relative positions \('rel_pos'\)",
+    ),
+    "relative positions, told": (
+        lambda: from_timm(timm_model("VisionTransformerRelPos").state_dict(), **PLAIN),
+        r"has relative positions \('rel_pos'\)",
+    ),
+    "differential": (
+        lambda: timm(attn_layer="diff"),
+        r"has differential attention \('attn.lambda_'\)",
+    ),
+    "norm within attention": (
+        lambda: timm(scale_attn_norm=True),
+        r"has a layer norm within attention \('attn.norm'\)",
+    ),
+    "norm within the network": (
+        lambda: timm(scale_mlp_norm=True),
+        "has a layer norm within the network",
+    ),
+    "norm of patches": (
+        lambda: timm(embed_norm_layer=nn.LayerNorm),
+        r"has a layer norm within the patch embedding \('patch_embed.norm'\)",
+    ),
+    "side by side": (
+        lambda: timm(block_fn=timm_part("ParallelScalingBlock")),
+        r"has attention and network side by side \('attn_out_proj'\)",
+    ),
+    "several": (
+        lambda: timm(block_fn=timm_part("ParallelThingsBlock")),
+        r"has several attentions side by side \('attns'\)",
+    ),
+    "learned frequencies": (
+        lambda: timm("Eva", use_rot_pos_emb=True, rope_type="mixed"),
+        r"has rotary positions with learned frequencies \('rope.freqs'\)",
+    ),
+    "interleaved rotations": (
+        lambda: timm("Eva", use_rot_pos_emb=True, rope_type="mrope"),
+        "rotary positions must be .* in patches, got RotaryEmbeddingMRope",
+    ),
+    "post-norm": (
+        lambda: timm("Eva", use_post_norm=True),
+        "layers must be timm's Block, .* got EvaBlockPostNorm",
+    ),
+    "pooled twice": (lambda: timm(global_pool="prr"), "global_pool must be .* 'prr'"),
+    "other gate": (
+        lambda: timm(mlp_layer=timm_part("GluMlp"), act_layer=nn.SiLU),
+        "gated network must be SwiGLU, with its gate first, got GluMlp with SiLU",
+    ),
+    "pooling of another activation": (
+        lambda: pooling_of_another_activation(),
+        "activation of attention pooling must be gelu, got relu",
+    ),
+    "maximum": (lambda: timm(global_pool="max"), "global_pool must be .* got 'max'"),
     "dynamic": (
         lambda: timm(dynamic_img_size=True),
         "dynamic_img_size must be False, got True: it resamples positions",
     ),
-    "class position": (lambda: timm(no_embed_class=True), "no_embed_class must be Fal"),
-    "class position, told": (
-        lambda: from_timm(timm_model(no_embed_class=True).state_dict(), **PLAIN),
-        "2×2 whole patches of 4×4, and .* 'pos_embed' has 3 positions of patches",
+    "other positions, told": (
+        lambda: from_timm(weights_of("timm"), **{**PLAIN, "image_size": (8, 12)}),
+        "2×3 whole patches of 4×4, and .* 'pos_embed' has 4 positions of patches",
     ),
-    "SiLU": (lambda: timm(act_layer=nn.SiLU), r"one of relu, .* got SiLU\(\)"),
     "ReLU6": (lambda: timm(act_layer=nn.ReLU6), r"one of relu, .* got ReLU6\(\)"),
     "PReLU": (lambda: timm(act_layer=nn.PReLU), r"got PReLU"),
     "RMS": (lambda: timm(norm_layer=nn.RMSNorm), "be layer norms, got RMSNorm"),
@@ -660,13 +899,19 @@ def two_activations() -> VisionTransformer:
     return from_timm(theirs)
 
 
+def pooling_of_another_activation() -> VisionTransformer:
+    theirs: Any = timm_model(global_pool="map")
+    theirs.attn_pool.mlp.act = nn.ReLU()
+    return from_timm(theirs)
+
+
 def norm_of_another_eps() -> nn.Module:
     layer, norm = nn.TransformerEncoderLayer(DIM, HEADS, 7), nn.LayerNorm(DIM, 1e-3)
     return nn.TransformerEncoder(layer, 1, norm, enable_nested_tensor=False)
 
 
-def timm(**options: Any) -> VisionTransformer:
-    return from_timm(timm_model(**options))
+def timm(kind: str = "VisionTransformer", **options: Any) -> VisionTransformer:
+    return from_timm(timm_model(kind, **options))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -785,6 +1030,13 @@ def by_config(make: Callable[[], Any]) -> Callable[..., Any]:
     return lambda x: from_huggingface(x, config=config(), padded_at_end=True)
 
 
+OTHER_PARTS = {
+    **TIMM["attention pools all tokens"][0],
+    "no_embed_class": True,
+    "init_values": 1e-5,
+    "qk_norm": True,
+    "pre_norm": True,
+}
 # How to make a model, and to convert its state dict or a file of it.
 CONVERTERS: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
     "torchvision": (
@@ -792,6 +1044,10 @@ CONVERTERS: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
         lambda x: from_torchvision(x, heads=HEADS, eps=1e-6),
     ),
     "timm": (timm_model, lambda x: from_timm(x, **PLAIN)),
+    "timm, other parts": (
+        lambda: timm_model(**OTHER_PARTS),
+        lambda x: from_timm(x, **{**PLAIN, **TIMM["attention pools all tokens"][1]}),
+    ),
     "hugging face ViT": (huggingface_vit, by_config(huggingface_vit)),
     "hugging face BERT": (bert, by_config(bert)),
     "hugging face RoBERTa": (roberta, by_config(roberta)),
@@ -1342,9 +1598,9 @@ def altered(module: nn.Module, chosen: random.Random) -> nn.Module:
 @pytest.mark.parametrize("name", CONVERTERS)
 def test_an_altered_module_is_refused_or_computes_the_same(name):
     theirs, chosen = drawn(CONVERTERS[name][0]()), random.Random(FUZZ)
-    convert = {"torchvision": from_torchvision, "timm": from_timm}.get(
-        name, partial(from_huggingface, padded_at_end=True)
-    )
+    convert: Callable[..., Any] = partial(from_huggingface, padded_at_end=True)
+    if not name.startswith("hugging face"):
+        convert = from_torchvision if name == "torchvision" else from_timm
     refused = []
     for _ in range(10 * FUZZ):
         other = altered(theirs, chosen)
@@ -1423,12 +1679,23 @@ SOME = (
     "vit_tiny_patch16_224, dynamic_img_size",
     "vit_tiny_patch16_224, ReLU6",
     "vit_base_patch16_rpn_224",
+    "deit3_small_patch16_224",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_small_patch16_dinov3",
+    "vit_base_patch32_clip_quickgelu_224",
+    "vit_base_patch32_siglip_gap_256",
+    "vit_pe_core_tiny_patch16_384",
+    "eva02_tiny_patch14_224",
     "deit_tiny_distilled_patch16_224",
     "vit_b_32",
     "RMS norm",
     "ViTModel, image 32×8",
     "ViTModel, pooler_act relu",
     "ViTMAEModel",
+    "DeiTModel",
+    "Dinov2WithRegistersModel",
+    "GPT2LMHeadModel",
+    "LlamaForCausalLM",
     "BertModel, gelu_new",
     "BertModel, is_decoder",
     "RobertaModel",
@@ -1459,6 +1726,10 @@ def test_no_conversion_in_the_record_crashes_or_differs(conversions):
     ways = [row[way] for row in record["rows"] for way in conversions.WAYS]
     outcomes = Counter(way["outcome"] for way in ways)
     assert outcomes.keys() == {"equal", "refused"}
+    timms = [row for row in record["rows"] if row["group"] == "timm"]
+    names = [row for row in timms if re.fullmatch(r"vit_\w+", row["name"])]
+    equal = [row for row in names if row["module"]["outcome"] == "equal"]
+    assert len(equal) >= 120
     # Every model of the installed libraries is there, unless they are newer.
     names = [(case.group, case.name) for case in quietly(conversions.all_cases)]
     if record["versions"] == conversions.versions():

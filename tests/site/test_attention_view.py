@@ -188,7 +188,7 @@ def test_without_scripts_there_is_a_still_drawing(
 
 def recorded() -> AttentionView:
     """Show what the chapter's run recorded; `save` writes the page of the site."""
-    results = load_file(FIGURES / "results.safetensors")
+    results = load_file(FIGURES / "main/results.safetensors")
     return show(
         [layer[None].float() for layer in results["attention_of_one_image"]],
         results["images"][0],

@@ -42,12 +42,12 @@ def on_page(*texts: str) -> None:
         assert " ".join(text.split()) in flat, f"not on the page: {text}"
 
 
-def record() -> dict:
-    return json.loads((FIGURES / "run.json").read_text("utf-8"))
+def record(part: str = "main") -> dict:
+    return json.loads((FIGURES / part / "run.json").read_text("utf-8"))
 
 
-def results() -> dict[str, Tensor]:
-    return load_file(FIGURES / "results.safetensors")
+def results(part: str = "main") -> dict[str, Tensor]:
+    return load_file(FIGURES / part / "results.safetensors")
 
 
 def drawing(name: str) -> ET.Element:
@@ -315,18 +315,15 @@ def test_the_farthest_attention() -> None:
 def test_what_the_page_says_of_the_distances() -> None:
     found = results()
     trained, untrained = found["distances"], found["distances_untrained"]
-    uniform = found["distance_uniform"].item()
-    assert (untrained - uniform).abs().max() < 1.1  # of 16.5: almost uniform
+    assert 5 < untrained.min() < untrained.max() < 7.5
+    on_page("Its heads *start* near, at 5 to 7 pixels", "Training widens all of them")
+    assert (trained > untrained).all()
     means = trained.mean(dim=1)
-    assert (means[:3] < uniform - 2).all()
-    assert ((means[3:5] < uniform) & (means[3:5] > uniform - 1)).all()
-    assert uniform < means[5] < uniform + 1
-    assert trained.argmin().item() // 3 + 1 == 2  # the layer of the smallest
-    assert trained.min() > 12
-    metrics = record()["metrics"]["distance_in_pixels"]
-    assert metrics["layer_2"]["nearest_head"] == pytest.approx(
-        trained.min().item(), abs=1e-3
-    )
+    assert means[:3].max() < means[3:].min()
+    assert means[:3].mean().item() == pytest.approx(10, abs=0.5)
+    on_page("the first three layers the mean over heads is about 10 pixels")
+    assert trained.argmin().item() // 3 + 1 == 3  # the layer of the smallest
+    on_page("The smallest distance that is left", "a head that attends to the four")
     cells = torch.cartesian_prod(torch.arange(8), torch.arange(8)).double()
     adjacent = (torch.cdist(cells, cells) == 1).double()
     near = attention_distance(adjacent, (8, 8), patch_size=4, class_token=False)
@@ -372,11 +369,12 @@ def test_what_the_page_says_of_the_horses_rollout() -> None:
     row, column = divmod(int(shares.argmax()), 8)
     assert 2 <= row <= 3
     assert 2 <= column <= 6  # its back
-    assert shares[0].mean().item() == pytest.approx(0.5, abs=0.05)
+    assert 0.5 < shares[0].mean() < 0.6
+    on_page("the strip along the top has little more than half")
     shown = record()["metrics"]["shown"]
     wrong = [k for k, one in enumerate(shown) if one["label"] != one["predicted"]]
-    assert wrong == [0, 4]
-    on_page("misclassifies the first and the fifth image")
+    assert wrong == [4]
+    on_page("misclassifies the fifth image")
 
 
 # --- what later models add ---------------------------------------------------------
@@ -507,11 +505,12 @@ def test_filters_that_were_never_trained() -> None:
         torch.manual_seed(seed)
         weight = PatchEmbedding(4, channels=3, dim=96).proj.weight
         shares.append(share_of_first_ten(weight.detach()))
-    low, mean, high = min(shares), statistics.mean(shares), max(shares)
-    on_page(f"{mean:.0%} on average over 20 random initializations")
-    on_page(f"between {low:.0%} and {high:.0%}")
-    trained = record()["metrics"]["variance_of_first_10_components"]
-    assert high < trained < high + 0.1
+    metrics = record()["metrics"]
+    random = metrics["variance_of_first_10_components_random"]
+    assert statistics.mean(shares) == pytest.approx(random["mean"], abs=0.01)
+    trained = metrics["variance_of_first_10_components"]
+    assert trained < min(shares)
+    on_page("spread *more* evenly than chance", f"{trained:.0%} would have sounded")
 
 
 def test_what_the_page_says_of_the_runs() -> None:
