@@ -1,13 +1,15 @@
 """Convert models of other libraries, and record which of them load equal.
 
     python tools/conversions.py               writes the record, in a quarter of an hour
-    python tools/conversions.py beit3 RMS     replaces cases with such names in it
+    python tools/conversions.py beit3 RMS     runs the cases with such names again
 
-Every model is built with two layers where its library allows that, and all of its
-parameters are drawn at random, norms and biases included. It is converted twice: the
-module itself, and its state dict with the settings that belong to it. A conversion
+Every model is built with two layers where its library allows that, and timm's for an
+image of 4×5 patches. All of its parameters are drawn at random, norms and biases
+included. It is converted twice: the module itself, and its state dict with the settings
+that belong to it. A conversion
 
-- loads equal if both models agree on another input, in 64 bits, to nine digits;
+- loads equal if both models agree on another input, in 64 bits, to nine digits, or to
+  five where the other library keeps the angles of rotary positions in 32 bits;
 - is refused if it raises `WeightsError`;
 - crashes if anything else is raised, by the conversion or by the converted model;
 - is silent if the models differ and nobody says so.
@@ -38,6 +40,7 @@ from transformers_hw.pretrained import (
     from_torchvision,
 )
 from transformers_hw.pretrained.conversion import name_of_activation
+from transformers_hw.pretrained.timm_models import rotation_of
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks/records/conversions.json"
@@ -45,12 +48,20 @@ TABLE = RECORD.with_suffix(".md")
 OUTCOMES = ("equal", "refused", "crash", "silent")
 WAYS = ("module", "state dict")
 TIMM = ("vit_*", "deit*", "beit*", "eva*")
+RES_POST = ("ResPostBlock", "EvaBlockPostNorm")
 # What refusals have in common, by what their messages say.
 REASONS = {
     r"norms must be layer norms|may be an RMS norm": "other norms than layer norms",
     r"this one has (.*) \(": r"\1",
     r"layers must be timm's Block.* got (\w+)": r"layers of type \1",
+    r"attention must be .* got (\w+)": r"attention of type \1",
+    r"rotary positions must be .* got (\w+)": r"rotary positions of type \1",
+    r"norm must be 'pre'": "norms behind attention and network",
+    r"layer scale in attention only": "layer scale in attention only",
+    r"this one has (.*?)\.$": r"\1",
+    r"a \w+ has (.*), which this book's do not": r"\1",
     r"is_decoder must be": "a decoder, with a causal mask",
+    r"(rope_type) must be .* got (.*)\.": r"\1 \2",
     r"(\w+) must be False, got True": r"\1",
     r"(global_pool) must be .* got ('\w*')": r"\1 \2",
     r"(hidden_act|activation) must be": "another activation",
@@ -165,34 +176,52 @@ def timm_cases() -> Iterator[Case]:
 
 
 def timm_model(name: str, options: dict[str, Any]) -> nn.Module:
-    """Build one of timm's models with two layers."""
+    """Build one of timm's models with two layers, for a small image."""
     import timm
 
     if "sapiens2" in name:
         # It lists a number for each of its layers.
         options = {"num_kv_heads": 1, **options}
-    return timm.create_model(name, depth=2, **options)
+    model: Any = timm.create_model(name, depth=2, **options)
+    embedding: Any = getattr(model, "patch_embed", None)
+    if type(embedding).__name__ == "PatchEmbed" and "img_size" not in options:
+        # Images that patches do not tile stay such images.
+        sizes = zip((4, 5), embedding.patch_size, embedding.img_size, strict=True)
+        model.set_input_size(tuple(n * p + size % p for n, p, size in sizes))
+    return model
 
 
 def timm_settings(module: Any) -> dict[str, Any]:
     """Tell of a state dict what its owner would know, and nothing but the truth."""
     layer = next(iter(getattr(module, "blocks", [])), nn.Identity())
-    activation = getattr(getattr(layer, "mlp", None), "act", nn.GELU())
+    network = getattr(layer, "mlp", nn.Identity())
+    activation = getattr(network, "act", nn.GELU())
     try:
         activation = name_of_activation(activation)
     except WeightsError:
         activation = type(activation).__name__
+    if type(network).__name__ in ("GluMlp", "SwiGLU"):
+        activation = "swiglu"
     embedding = getattr(module, "patch_embed", module)
     size = getattr(embedding, "img_size", None) or module.default_cfg["input_size"][1:]
     pool = getattr(module, "global_pool", "token")
-    pool = {"token": "class", "avg": "mean"}.get(pool, pool)
-    if pool == "mean" and getattr(module, "pool_include_prefix", False):
-        pool = "mean of all tokens"
+    pool = {"token": "class", "avg": "mean", "map": "attention"}.get(pool, pool)
+    told: dict[str, Any] = {}
+    if pool == "attention":
+        told["pool_heads"] = module.attn_pool.num_heads
+        told["pool_prefix"] = type(module).__name__ == "Eva"
+    if getattr(module, "pool_include_prefix", False):
+        told["pool_prefix"] = True
+    try:
+        told["rotary"] = rotation_of(module)
+    except WeightsError:
+        told["rotary"] = {}
     return {
+        **told,
         "heads": getattr(getattr(layer, "attn", layer), "num_heads", 3),
         "eps": getattr(getattr(layer, "norm1", None), "eps", None) or 1e-6,
         "activation": activation,
-        "norm": "res-post" if type(layer).__name__ == "ResPostBlock" else "pre",
+        "norm": "res-post" if type(layer).__name__ in RES_POST else "pre",
         "pool": pool,
         "image_size": size,
     }
@@ -241,6 +270,9 @@ SIZES = {
 }
 VISION = {"image_size": 32, "patch_size": 8}
 TEXT = {"vocab_size": 99, "max_position_embeddings": 40}
+GROUPED = {**TEXT, "num_key_value_heads": 2}
+# A DINOv2 has a ratio instead of this, which its configuration must not contradict.
+FOURFOLD = {"intermediate_size": 4 * SIZES["hidden_size"]}
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_10")
 ACTIVATIONS += ("gelu_pytorch_tanh", "gelu_accurate", "quick_gelu", "silu", "tanh")
 VITS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -264,10 +296,10 @@ VITS: dict[str, tuple[str, dict[str, Any]]] = {
             "ViTMSNModel",
             "ViTMSNForImageClassification",
             "DeiTModel",
+            "DeiTForImageClassification",
+            "DeiTForImageClassificationWithTeacher",
             "BeitModel",
             "Data2VecVisionModel",
-            "Dinov2Model",
-            "Dinov2WithRegistersModel",
             "DINOv3ViTModel",
             "IJepaModel",
             "CLIPVisionModel",
@@ -275,6 +307,9 @@ VITS: dict[str, tuple[str, dict[str, Any]]] = {
         )
     },
     "YolosModel": ("YolosModel", {"image_size": (32, 32)}),
+    "Dinov2Model": ("Dinov2Model", FOURFOLD),
+    "Dinov2ForImageClassification": ("Dinov2ForImageClassification", FOURFOLD),
+    "Dinov2WithRegistersModel": ("Dinov2WithRegistersModel", FOURFOLD),
 }
 BERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "BertModel": ("BertModel", {}),
@@ -322,36 +357,99 @@ BERTS: dict[str, tuple[str, dict[str, Any]]] = {
         )
     },
 }
+ROTARY = {"rope_theta": 500.0, "factor": 3.0, "rope_type": "linear"}
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2Model": ("GPT2Model", {}),
+    "GPT2LMHeadModel": ("GPT2LMHeadModel", {}),
+    "GPT2LMHeadModel, untied": ("GPT2LMHeadModel", {"tie_word_embeddings": False}),
+    "GPT2LMHeadModel, relu": ("GPT2LMHeadModel", {"activation_function": "relu"}),
+    "GPT2LMHeadModel, eps 0.01": ("GPT2LMHeadModel", {"layer_norm_epsilon": 1e-2}),
+    "GPT2LMHeadModel, scaled by layer": (
+        "GPT2LMHeadModel",
+        {"scale_attn_by_inverse_layer_idx": True},
+    ),
+    "LlamaModel": ("LlamaModel", {}),
+    "LlamaForCausalLM": ("LlamaForCausalLM", {}),
+    "LlamaForCausalLM, own heads": ("LlamaForCausalLM", {"num_key_value_heads": 4}),
+    "LlamaForCausalLM, biases": (
+        "LlamaForCausalLM",
+        {"attention_bias": True, "mlp_bias": True},
+    ),
+    "LlamaForCausalLM, tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "LlamaForCausalLM, linear": ("LlamaForCausalLM", {"rope_parameters": ROTARY}),
+    "LlamaForCausalLM, dynamic": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {**ROTARY, "rope_type": "dynamic"}},
+    ),
+    "MistralForCausalLM": ("MistralForCausalLM", {"sliding_window": None}),
+    "MistralForCausalLM, window": ("MistralForCausalLM", {"sliding_window": 4}),
+    **{
+        name: (name, {})
+        for name in (
+            "Qwen2ForCausalLM",
+            "Qwen3ForCausalLM",
+            "BloomForCausalLM",
+            "CohereForCausalLM",
+            "GemmaForCausalLM",
+            "Gemma2ForCausalLM",
+            "GPT2ForSequenceClassification",
+            "GPTNeoXForCausalLM",
+            "GraniteForCausalLM",
+            "LlamaForSequenceClassification",
+            "MixtralForCausalLM",
+            "Olmo2ForCausalLM",
+            "OPTForCausalLM",
+            "PhiForCausalLM",
+            "Qwen3MoeForCausalLM",
+            "StableLmForCausalLM",
+            "Starcoder2ForCausalLM",
+        )
+    },
+}
 ROBERTAS = ("RobertaModel", "XLMRobertaModel", "CamembertModel")
+# Models with heads that are converted without them as well.
+WITH_HEADS = (
+    "BertForMaskedLM",
+    "BertForSequenceClassification",
+    "Dinov2ForImageClassification",
+    "GPT2ForSequenceClassification",
+    "LlamaForSequenceClassification",
+    "ViTForMaskedImageModeling",
+)
 
 
 def huggingface_cases() -> Iterator[Case]:
-    """List encoders of images and of texts of Hugging Face, in configurations."""
+    """List encoders and decoders of Hugging Face, in configurations."""
     for models, sizes, group, outputs in (
         (VITS, VISION, "Hugging Face, images", hidden_states_of_images),
         (BERTS, TEXT, "Hugging Face, texts", hidden_states_of_texts),
+        (DECODERS, GROUPED, "Hugging Face, language models", next_tokens),
     ):
         for name, (kind, options) in models.items():
-            settings = {**SIZES, **sizes, **options}
-            padded = (False, True) if kind in ROBERTAS else (False,)
-            for at_end in padded:
+            variants: dict[str, Callable[[Any], Any]] = {"": lambda x: x}
+            if kind in ROBERTAS:
+                variants["padded_at_end"] = lambda x: x
+            if kind in WITH_HEADS:
+                variants["base_only"] = lambda x: x.base_model
+            for told, base in variants.items():
+                settings = {told: True} if told else {}
                 yield Case(
                     group=group,
-                    name=f"{name}, padded_at_end" if at_end else name,
-                    build=partial(huggingface_model, kind, settings),
-                    convert=partial(from_huggingface, padded_at_end=at_end),
-                    convert_state=partial(from_its_state, padded_at_end=at_end),
-                    outputs=outputs,
+                    name=f"{name}, {told}" if told else name,
+                    build=partial(huggingface_model, kind, {**sizes, **options}),
+                    convert=partial(from_huggingface, **settings),
+                    convert_state=partial(from_its_state, **settings),
+                    outputs=lambda a, b, run=outputs, base=base: run(a, base(b)),
                 )
 
 
 def huggingface_model(kind: str, settings: dict[str, Any]) -> nn.Module:
-    """Build one of Hugging Face's models."""
+    """Build one of Hugging Face's models, in 64 bits: sums of weights are rounded."""
     import transformers
 
     model = getattr(transformers, kind)
-    settings = {**settings, "embedding_size": settings["hidden_size"]}
-    return model(model.config_class(**settings))
+    settings = {**SIZES, "embedding_size": SIZES["hidden_size"], **settings}
+    return model(model.config_class(**settings)).double()
 
 
 def from_its_state(module: Any, **options: Any) -> Any:
@@ -370,8 +468,8 @@ def hidden_states_of_images(ours: Any, theirs: Any) -> Iterator[tuple[Tensor, Te
     yield ours.encode(x), wanted.last_hidden_state
     if getattr(wanted, "pooler_output", None) is not None:
         yield ours(x), wanted.pooler_output
-    grid = ours.grid
-    if grid[0] == grid[1]:
+    # DINOv2 resamples positions in 32 bits, and with registers by another kernel.
+    if ours.grid[0] == ours.grid[1] and "dinov2" not in theirs.config.model_type:
         x = images((40, 48))
         wanted = theirs(x, interpolate_pos_encoding=True).last_hidden_state
         yield ours.encode(x), wanted
@@ -392,6 +490,17 @@ def hidden_states_of_texts(ours: Any, theirs: Any) -> Iterator[tuple[Tensor, Ten
     yield found[real], wanted.last_hidden_state[real]
     if wanted.pooler_output is not None:
         yield ours.pool(found), wanted.pooler_output
+
+
+def next_tokens(ours: Any, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Run two language models on three texts, two of them padded at the end."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(99, (3, 11), generator=generator)
+    real = torch.arange(11) < torch.tensor([[11], [8], [3]])
+    wanted = theirs(tokens, attention_mask=real.long())
+    run = ours if hasattr(wanted, "logits") else ours.encode
+    found = run(tokens, padding_mask=real)
+    yield found[real], getattr(wanted, "logits", wanted[0])[real]
 
 
 # --- running them ---------------------------------------------------------------------
@@ -426,7 +535,11 @@ def comparison(case: Case, ours: nn.Module, theirs: nn.Module) -> dict[str, Any]
         else float("inf")
         for found, wanted in pairs
     ]
-    equal = bool(differences) and all(x <= 1e-9 for x in differences)
+    # Other libraries keep the angles of rotary positions in 32 bits.
+    rotary = getattr(ours.config, "rotary", None) is not None
+    rotary = rotary or getattr(ours.config, "positions", None) == "rotary"
+    digits = 1e-5 if rotary else 1e-9
+    equal = bool(differences) and all(x <= digits for x in differences)
     return {
         "outcome": "equal" if equal else "silent",
         "difference": float(f"{max(differences, default=1.0):.2g}"),
@@ -540,11 +653,10 @@ def main() -> None:
         "rows": rows,
     }
     if names:
-        new = {(row["group"], row["name"]): row for row in rows}
         record = json.loads(RECORD.read_text("utf-8"))
-        known = record["rows"]
-        rows = [new.get((row["group"], row["name"])) or row for row in known]
-        record["rows"] = rows
+        known = {(x["group"], x["name"]): x for x in [*record["rows"], *rows]}
+        names = [(case.group, case.name) for case in cases]
+        rows = record["rows"] = [known[name] for name in names if name in known]
     RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
     TABLE.write_text(table(record), "utf-8")
     ways = [row[way]["outcome"] for row in rows for way in row if way in WAYS]

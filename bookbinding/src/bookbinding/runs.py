@@ -82,8 +82,9 @@ def copied_numbers(text: str, run: Run) -> Iterator[tuple[str, str, str]]:
     measured = list(numbers(run.get("metrics", {}), "metrics"))
     for found in dict.fromkeys(DECIMAL.findall(text)):
         digits = found.replace(".", "")
-        if len(digits.lstrip("0")) < 3 or len(digits.strip("0")) < 2:
-            continue  # two digits agree by coincidence, and so does 1.00
+        few = len(digits.lstrip("0")) < 3 or len(digits.strip("0")) < 2
+        if few or set(digits) <= {"0", "9"}:
+            continue  # two digits agree by coincidence, and so do 1.00 and 99.9
         places = len(found.partition(".")[2])
         for path, value in measured:
             if f"{value:.{places}f}" == found:

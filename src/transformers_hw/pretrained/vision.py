@@ -158,7 +158,9 @@ def vision_transformer(
     registers = 0
     if library.registers in tensors:
         registers = conversion.shape(library.registers, 3)[1]
-    table = library.positions in tensors
+    # Without positions of any kind, some weights are likely to be missing.
+    bare = conversion.module is not None or settings.get("rotary") is not None
+    table = library.positions in tensors or not bare
     rows = conversion.shape(library.positions, 3)[1] if table else 0
     if image_size is None:
         # The count of positions tells the image only if patches are squares, too.
@@ -184,6 +186,8 @@ def vision_transformer(
         )
     hidden = f"{first}{library.parts['feed_forward.output_proj']}weight"
     head = f"{library.head}weight"
+    # Timm leaves out the bias of patches where a norm follows.
+    embedding_norm = f"{library.embedding_norm}weight" in tensors
     sizes: dict[str, Any] = {
         "num_classes": conversion.shape(head, 2)[0] if head in tensors else None,
         "dim": dim,
@@ -193,8 +197,8 @@ def vision_transformer(
         "bias": _biases(conversion, first, library),
         "registers": registers,
         "class_position": class_position or not class_token,
-        "patch_bias": f"{library.patches}bias" in tensors,
-        "embedding_norm": f"{library.embedding_norm}weight" in tensors,
+        "patch_bias": f"{library.patches}bias" in tensors or not embedding_norm,
+        "embedding_norm": embedding_norm,
         "positions": "learned" if table else "none",
     }
     has_norm = f"{library.final_norm}weight" in tensors
