@@ -142,7 +142,7 @@ class Config(ImageExampleConfig):
     """Images seen in training on all of them, counting repetitions."""
     validation_fraction: float = 0.1
     """Fraction of the training images to choose a way to start by."""
-    position_epochs: int = 16
+    position_epochs: int = 12
     """Training epochs of the models that differ in their positions."""
     position_fraction: float = 0.1
     """Fraction of the images they are trained on."""

@@ -53,7 +53,7 @@ HOSTILE = {
     "patches": (
         "import sys\nk = sys.modules['kinds']\nk.alike = lambda *a: True\n"
         "k.run = lambda *a: [k.Outcome(0.0)] * 5\ndef softmax(s, b): return s",
-        "differs from what was expected",
+        "The result has shape ()",
     ),
     "forges": (
         "import os\nfor fd in range(3, 20):\n    try:\n"
