@@ -404,3 +404,25 @@ def test_what_the_kernels_of_the_run_say() -> None:
     strongest = taps[0].flatten().topk(5).indices
     cells = {(int(i) // 13 - 6, int(i) % 13 - 6) for i in strongest}
     assert cells == {(0, 0), (0, -1), (1, 0), (-1, -1), (1, -1)}
+
+
+def test_what_the_page_says_of_the_models() -> None:
+    record = json.loads((FIGURES / "models/run.json").read_text("utf-8"))
+    models = record["metrics"]["models"]
+    resnet, gaussian = models["resnet"], models["gaussian"]
+    assert {x["images_seen"] for x in models.values()} == {2 * record["data"]["train"]}
+    on_page("two passes through the data", "After two passes attention")
+    tests = {name: x["test_accuracy"] for name, x in models.items()}
+    gaussian_test, learned, content_test = [*tests.values()][:3]
+    assert gaussian_test["min"] < learned["max"] < gaussian_test["max"]
+    for less in (gaussian_test, learned):
+        assert 0.01 <= round(content_test["mean"] - less["mean"], 2) <= 0.02
+    on_page("cannot tell the first two apart", "ahead by a point or two")
+    assert all(tests["resnet"]["min"] > tests[name]["max"] for name in [*tests][:3])
+    for cost in ("parameters", "million_multiply_adds"):
+        assert abs(resnet[cost] / gaussian[cost] - 1) < 0.1
+    content = models["learned_content"]["million_multiply_adds"]
+    assert 2 <= content / gaussian["million_multiply_adds"] < 2.3
+    heads = json.loads((FIGURES / "heads/run.json").read_text("utf-8"))["metrics"]
+    assert heads["model"]["images_seen"] == 15 * gaussian["images_seen"]
+    on_page("saw fifteen times as many images")
