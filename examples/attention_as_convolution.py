@@ -886,9 +886,6 @@ def draw_limit(results: Results, metrics: Metrics) -> Drawings:
 def draw_heads(results: Results, metrics: Metrics) -> Drawings:
     """Return the figures of the heads."""
 
-    def centers(figure: Figure, theme: Theme) -> None:
-        draw_trails(figure, theme, results["heads"])
-
     def kernels(figure: Figure, theme: Theme) -> None:
         depth, filters = results["kernel.filters"].shape[:2]
         left, right = halves(figure, [1.2, 1])
@@ -938,9 +935,7 @@ def draw_heads(results: Results, metrics: Metrics) -> Drawings:
         axes.set(title="attention against convolution", xlabel="layer, and its kernel")
         axes.set_ylabel("largest error ● and bound –, in typical outputs")
 
-    depth = results["heads"].shape[1]
     return {
-        "centers": (centers, {3: 3.2}.get(depth, 3.9 if depth < 3 else 6.4)),
         "movement": partial(movement, results["heads"]),
         "movement-still": partial(movement, results["heads"], still=True),
         "kernels": (kernels, 0.8 + 0.95 * len(results["kernel.taps"])),

@@ -819,9 +819,6 @@ def draw_main(results: Results, metrics: Metrics) -> Drawings:
             label_line(axes, name, (epochs[-1].item(), curve[-1].item()), color)
         as_percent(right)
 
-    def similarity(figure: Figure, theme: Theme) -> None:
-        draw_similarity(figure, theme, results["similarity"])
-
     def filters(figure: Figure, theme: Theme) -> None:
         found, shares = results["filters"], results["filter_shares"]
         across = min(7, len(found))
@@ -888,7 +885,6 @@ def draw_main(results: Results, metrics: Metrics) -> Drawings:
 
     return {
         "curves": (curves, 2.7),
-        "similarity": (similarity, 3.3),
         "filters": (filters, 2.6),
         "distance": (distance, 3.0),
         "rollout": (rollout, 5.2),

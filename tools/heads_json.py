@@ -3,7 +3,7 @@
     python tools/heads_json.py
 
 The record is the one that `examples/attention_as_convolution.py` writes for its part
-`heads`, or for all parts together.
+`heads`.
 """
 
 import json
@@ -12,20 +12,14 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 ROOT = Path(__file__).parents[1]
-FIGURES = ROOT / "docs/figures/attention_as_convolution"
+RECORD = ROOT / "docs/figures/attention_as_convolution/heads"
 WRITTEN = ROOT / "docs/explorables/heads.json"
-
-
-def record() -> Path:
-    """Return the folder that has the record."""
-    part = FIGURES / "heads"
-    return part if (part / "results.safetensors").is_file() else FIGURES
 
 
 def trail() -> dict[str, object]:
     """Return the heads: for each frame and layer, row, column and spread in tokens."""
-    run = json.loads((record() / "run.json").read_text("utf-8"))
-    heads = load_file(record() / "results.safetensors")["heads"]
+    run = json.loads((RECORD / "run.json").read_text("utf-8"))
+    heads = load_file(RECORD / "results.safetensors")["heads"]
     return {
         "side": run["data"]["image"][1] // run["config"]["patch_size"],
         "heads": heads.astype(float).round(3).tolist(),

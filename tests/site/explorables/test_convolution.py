@@ -334,7 +334,7 @@ def test_the_replayed_heads_are_those_of_the_record(evaluate: Any) -> None:
     made = tool()
     written = json.loads(made.WRITTEN.read_text("utf-8"))
     hint = "run `python tools/heads_json.py` after training"
-    record = load_file(made.record() / "results.safetensors")["heads"].double()
+    record = load_file(made.RECORD / "results.safetensors")["heads"].double()
     assert as_tensor(written["heads"]).shape == record.shape, hint
     torch.testing.assert_close(
         as_tensor(written["heads"]), record, rtol=0, atol=5.1e-4, msg=hint
@@ -357,15 +357,6 @@ def test_the_replayed_heads_are_those_of_the_record(evaluate: Any) -> None:
         assert seen == sharp
         way = (record[-1, layer] - record[0, layer])[:, :2].norm(dim=1).mean()
         assert moved == pytest.approx(float(way), abs=2e-3)
-
-
-def test_the_tool_takes_the_record_of_the_part_if_there_is_one(tmp_path: Path) -> None:
-    made = tool()
-    made.FIGURES = tmp_path
-    assert made.record() == tmp_path
-    (tmp_path / "heads").mkdir()
-    (tmp_path / "heads/results.safetensors").touch()
-    assert made.record() == tmp_path / "heads"
 
 
 def test_the_still_drawing_shows_what_the_arithmetic_gives(evaluate: Any) -> None:

@@ -426,3 +426,14 @@ def test_what_the_page_says_of_the_models() -> None:
     heads = json.loads((FIGURES / "heads/run.json").read_text("utf-8"))["metrics"]
     assert heads["model"]["images_seen"] == 15 * gaussian["images_seen"]
     on_page("saw fifteen times as many images")
+
+
+def test_what_the_page_says_of_steps() -> None:
+    record = json.loads((FIGURES / "steps/run.json").read_text("utf-8"))
+    small, large = (record["metrics"][f"scale_{n}"] for n in (1, 20))
+    assert 2 * small["images_seen"] == record["data"]["train"]
+    assert small["test_accuracy"]["max"] < large["test_accuracy"]["min"]
+    assert small["cells_of_first_layer"]["max"] == 0
+    cells = large["cells_of_first_layer"]
+    assert (cells["min"], cells["max"]) == (2, 4)
+    on_page("one pass through half of the images", "between two and four heads")

@@ -218,7 +218,7 @@ def mean_cosines(similarity: Tensor, rows: range, columns: range) -> list[float]
 
 
 def test_what_the_page_says_of_the_learned_positions() -> None:
-    similarity = results()["similarity"]
+    similarity = results("")["similarity"]
     mirrored = [
         similarity[i, j, i, 7 - j].item() for i, j in product(range(8), repeat=2)
     ]
@@ -228,7 +228,7 @@ def test_what_the_page_says_of_the_learned_positions() -> None:
     row, column = (statistics.mean(values) for values in zip(*quarters, strict=True))
     on_page(f"{row:.2f} within a row and {column:.2f} within a column")
     whole = mean_cosines(similarity, range(8), range(8))
-    metrics = record()["metrics"]["mean_cosine_of_positions"]
+    metrics = record("")["metrics"]["mean_cosine_of_positions"]
     recorded = [metrics["same_row"], metrics["same_column"]]
     assert whole == pytest.approx(recorded, abs=6e-4)
     assert whole[0] > whole[1]
@@ -265,13 +265,20 @@ def test_positions_are_resampled_as_on_the_page_and_in_the_drawings() -> None:
     assert signs[0] == signs[1]  # one coordinate in both panels
 
 
-def test_what_the_page_says_of_models_without_positions() -> None:
-    metrics = record()["metrics"]
-    none, learned = (metrics["models"][f"positions_{x}"] for x in ("none", "learned"))
+def test_what_the_page_says_of_kinds_of_positions() -> None:
+    metrics = record("positions")["metrics"]
+    tests = {name: x["test_accuracy"] for name, x in metrics["models"].items()}
     shuffled = metrics["accuracy_on_shuffled_patches"]
-    assert none["test_accuracy"] == shuffled["none"]
-    assert shuffled["learned"] < learned["test_accuracy"]
-    on_page("61.4% on a 5-shot test", "64.2% with them")
+    assert tests["none"] == shuffled["none"]
+    assert all(shuffled[x]["max"] < tests[x]["min"] for x in tests if x != "none")
+    assert tests["learned"]["min"] < tests["none"]["max"] < tests["learned"]["max"]
+    on_page("hardly better than none", "61.4% on a 5-shot test", "64.2% with them")
+    assert all(
+        tests[x]["min"] > tests["learned"]["max"] for x in ("axial", "sinusoidal")
+    )
+    cosines = metrics["mean_cosine_of_positions"]
+    assert all(abs(x["adjacent"]) < 0.02 for x in cosines.values())
+    on_page("mirrored or not: no layout is visible")
 
 
 # --- reading out -------------------------------------------------------------------
