@@ -8,6 +8,7 @@ import torch
 import torchvision
 import transformers
 from einops import rearrange
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from transformers_hw import VisionTransformer
@@ -114,6 +115,37 @@ def test_other_libraries_models_get_the_same_weights(attend: str) -> None:
             torch.testing.assert_close(ours(x), found, rtol=1e-4, atol=1e-5)
 
 
+BIASED = {
+    "relative ViT": lambda: VisionTransformerRelPos(
+        img_size=(20, 28), patch_size=4, num_classes=5, embed_dim=24, depth=2,
+        num_heads=3, rel_pos_type="bias",
+    ),
+    "BEiT": lambda: timm.models.beit.Beit(
+        img_size=(20, 28), patch_size=4, num_classes=5, embed_dim=24, depth=2,
+        num_heads=3, use_rel_pos_bias=True, use_abs_pos_emb=False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", BIASED.values(), ids=BIASED)
+def test_a_bias_for_each_offset_starts_as_a_gaussian(make) -> None:
+    model, x = make().eval(), torch.randn(2, 3, 20, 28)
+    initialize(model, x, values=False, whiten=False, gain=0.7)
+    for block in model.blocks:  # the bias alone decides
+        nn.init.zeros_(block.attn.qkv.weight[:48])
+    with torch.no_grad(), capture_weights(model) as weights:
+        model(x)
+    at = torch.cartesian_prod(torch.arange(5.0), torch.arange(7.0))
+    offsets = at - at[:, None]
+    for number, (layer,) in enumerate(weights.values()):
+        for head, center in enumerate(neighbor_offsets(3, number)):
+            scores = -0.7 * (offsets - torch.tensor(center)).square().sum(-1)
+            found = layer[:, head, -35:, -35:]  # BEiT has a class token
+            found = found / found.sum(dim=-1, keepdim=True)
+            wanted = scores.softmax(dim=-1).expand_as(found)
+            torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
+
+
 def test_values_and_output_subtract_what_a_head_finds() -> None:
     model = vit()
     initialize(model, images(), attend=None, whiten=False)
@@ -168,6 +200,23 @@ def test_each_ingredient_leaves_the_others_alone() -> None:
         ),
         (vit(norm="post"), ValueError, "must be pre-norm .* got norm 'post'"),
         (vit(positions="sinusoidal"), ValueError, "positions 'sinusoidal'"),
+        (vit(rotary={}), ValueError, "rotary must be None to initialize, got {}"),
+        (vit(patch_bias=False), ValueError, "patch_bias must be True .* got False"),
+        (vit(kv_heads=1), ValueError, "kv_heads must be None to initialize, got 1"),
+        (vit(activation="swiglu"), ValueError, "activation must not be gated"),
+        (
+            timm.models.Eva(
+                img_size=24,
+                patch_size=4,
+                embed_dim=24,
+                depth=1,
+                num_heads=3,
+                use_abs_pos_emb=False,
+                use_rot_pos_emb=True,
+            ),
+            ValueError,
+            "learned positions, or a bias for each offset",
+        ),
     ],
 )
 def test_models_that_cannot_start_so_are_refused(

@@ -13,13 +13,15 @@ $$
 $$
 
 where the period $P$ is twice the longer side of the grid, so that no two positions are
-confused. The gain $g$ decides how sharp the head is.
+confused. The gain $g$ decides how sharp the head is. Where a model adds a learned bias
+for each offset to its scores, as BEiT does, the bias alone can do it: it starts as the
+Gaussian $-g \lVert \delta - \Delta \rVert^2$ of the chapter.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -34,6 +36,9 @@ from transformers_hw.vision_transformer import VisionTransformer
 Attend = Literal["shifts", "mimetic"]
 # Strengths of the mimetic initialization: of queries and keys, of values and output.
 MIMETIC_SCORES, MIMETIC_VALUES = (0.7, 0.7), (0.4, -0.4)
+# Settings of this package's models for which the shifts are derived.
+PLAIN = {"patch_bias": True, "embedding_norm": False, "rotary": None, "qk_norm": None}
+PLAIN |= {"kv_heads": None}
 # Whitening divides each component by its variance (plus a little) to this power.
 WHITENING_POWER, WHITENING_FLOOR = 0.35, 0.02
 
@@ -94,7 +99,8 @@ def initialize(
     three ingredients, which can be used alone:
 
     - `attend="shifts"`: the first $4F$ dimensions of the tokens hold positions and
-      nothing else. Each head attends to one neighbor of the query, as above. (With
+      nothing else. Each head attends to one neighbor of the query, as above. A model
+      with a bias for each offset gets a Gaussian there, and nothing else changes. (With
       `"mimetic"`, the product of $W_Q$ and $W_K$ is near a multiple of the identity
       instead, so that similar tokens attend to each other; the positions are
       sinusoids.)
@@ -105,7 +111,8 @@ def initialize(
 
     Args:
         model: Model to initialize in place: a pre-norm Vision Transformer of this
-            package, of timm, torchvision or Hugging Face, with learned positions.
+            package, of timm, torchvision or Hugging Face, with learned positions; or
+            one of timm's with a table of relative positions, such as BEiT.
         images: Normalized training images, some hundred for small models. They tell
             how large the tokens are in each layer, and how patches are distributed.
         attend: What queries and keys start as; `None` leaves them as they are.
@@ -135,10 +142,15 @@ def initialize(
     check_choice("attend", attend, ("shifts", "mimetic", None))
     parts = _parts_of(model)
     reserved = 0
-    if attend == "shifts":
+    if attend == "shifts" and parts.biases:
+        for number, table in enumerate(parts.biases):
+            _set_gaussians(table, neighbor_offsets(parts.heads, number), gain)
+    elif attend == "shifts":
         reserved = 4 * min(parts.head_dim // 4, max(parts.grid) // 2)
         _reserve(parts, reserved)
     elif attend == "mimetic":
+        if not len(parts.positions):
+            raise ValueError("attend 'mimetic' needs learned positions, got none.")
         _set_positions(parts, _sinusoids(parts.grid, parts.dim))
     if whiten:
         _whiten(parts, images, reserved)
@@ -183,6 +195,8 @@ class _Parts:
     others: list[Tensor]  # class token and the like, (..., d)
     layers: list[_Layer]
     readers: list[Tensor]  # what reads the last tokens, (..., d)
+    # Relative positions of each layer, by query minus key: (rows, columns, heads).
+    biases: tuple[Tensor, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -213,6 +227,15 @@ def _reserve(parts: _Parts, count: int) -> None:
 
 def _set_positions(parts: _Parts, table: Tensor) -> None:
     parts.positions.copy_(table)
+
+
+def _set_gaussians(table: Tensor, offsets: list[tuple[int, int]], gain: float) -> None:
+    """Let each head's scores fall with the squared distance from its offset."""
+    axes = (torch.arange(n) - n // 2 for n in table.shape[:2])
+    away = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+    for head, offset in enumerate(offsets):
+        distances = (-away - torch.tensor(offset)).square().sum(dim=-1)
+        table[..., head] = -gain * distances.to(table)
 
 
 def _set_shifts(
@@ -327,7 +350,7 @@ def _parts_of(model: Any) -> _Parts:
             f"Hugging Face, got {type(model).__name__}."
         )
     patches = parts.grid[0] * parts.grid[1]
-    if len(parts.positions) != patches:
+    if len(parts.positions) != patches and not parts.biases:
         raise ValueError(
             f"model must have a learned position for each of its {patches} patches, "
             f"got {len(parts.positions)}."
@@ -342,6 +365,11 @@ def _of_ours(model: VisionTransformer) -> _Parts:
             "model must be pre-norm and have learned positions, got "
             f"norm {config.norm!r} and positions {config.positions!r}."
         )
+    for name, wanted in PLAIN.items():
+        if (found := getattr(config, name)) != wanted:
+            raise ValueError(f"{name} must be {wanted} to initialize, got {found!r}.")
+    if config.activation == "swiglu":
+        raise ValueError("activation must not be gated to initialize, got 'swiglu'.")
     proj = model.patch_embedding.proj
     layers = []
     layer: Any
@@ -351,9 +379,8 @@ def _of_ours(model: VisionTransformer) -> _Parts:
         weights += (heads.output_proj, network.hidden_proj, network.output_proj)
         views = (x.weight.data for x in weights)
         layers.append(_Layer(layer.attention_norm, *views))
-    others = [
-        x.data for x in (model.class_token, model.class_position) if x is not None
-    ]
+    tokens = (model.class_token, model.class_position, model.registers)
+    others = [x.data for x in tokens if x is not None]
     table: Tensor = model.positions.weight.data  # type: ignore[union-attr,assignment]
     return _Parts(
         config.heads,
@@ -374,11 +401,33 @@ def _of_timm(model: Any) -> _Parts:
         rest = (block.attn.proj, block.mlp.fc1, block.mlp.fc2)
         layers.append(_Layer(block.norm1, *fused, *(x.weight.data for x in rest)))
     heads, grid = model.blocks[0].attn.num_heads, model.patch_embed.grid_size
-    convolution, table = model.patch_embed.proj, model.pos_embed
-    tokens = [model.cls_token, getattr(model, "reg_token", None)]
-    return _parts_with_table(
+    convolution, table = model.patch_embed.proj, getattr(model, "pos_embed", None)
+    tokens = [getattr(model, name, None) for name in ("cls_token", "reg_token")]
+    found = [_bias_of(block.attn, grid) for block in model.blocks]
+    biases = tuple(x for x in found if x is not None)
+    if table is None:
+        if len(biases) < len(found):
+            raise ValueError(
+                "model must have learned positions, or a bias for each offset in every "
+                "layer, got neither."
+            )
+        table = convolution.weight.new_empty(1, 0, convolution.out_channels)
+    parts = _parts_with_table(
         heads, grid, convolution, table, tokens, layers, model.head
     )
+    return replace(parts, biases=biases)
+
+
+def _bias_of(attention: Any, grid: tuple[int, int]) -> Tensor | None:
+    owner = getattr(attention, "rel_pos", None)
+    owner = attention if owner is None else owner
+    table = getattr(owner, "relative_position_bias_table", None)
+    if table is None:
+        return None
+    rows, columns = (2 * n - 1 for n in grid)
+    # Rows for the class token, if any, come last.
+    offsets = table.data[: rows * columns]
+    return rearrange(offsets, "(rows columns) h -> rows columns h", rows=rows)
 
 
 def _of_torchvision(model: Any) -> _Parts:
