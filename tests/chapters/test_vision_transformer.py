@@ -793,6 +793,16 @@ def test_attention_pooling_and_its_gradients_are_those_of_timm():
     assert_same(found[1], wanted[1][0, 0])
 
 
+def test_attention_pooling_starts_as_timms_does() -> None:
+    torch.manual_seed(0)
+    pooling = AttentionPooling(900, heads=3, hidden_dim=7)
+    theirs = timm.layers.AttentionPoolLatent(900, num_heads=3)
+    for probe in (pooling.probe, theirs.latent):
+        assert probe.std().item() == pytest.approx(900**-0.5, rel=0.2)
+        assert probe.abs().max() < 5 * 900**-0.5
+    assert pooling.norm.eps == 1e-6
+
+
 def test_a_probe_of_zero_and_plain_projections_pool_by_the_mean():
     """Uniform attention: mean pooling is a special case of attention pooling."""
     pooling = AttentionPooling(12, heads=3, hidden_dim=17, dtype=F64)
