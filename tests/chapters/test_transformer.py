@@ -1743,3 +1743,26 @@ def test_every_beam_continues_its_own_tokens(beams):
 )
 def test_sizes_of_nothing_are_refused(call, error, message):
     assert_refused(call, error, message)
+
+
+def test_a_decoder_hands_padding_and_rotations_to_its_layers() -> None:
+    options = {"heads": 3, "hidden_dim": 17, "depth": 2, "dtype": F64}
+    decoder = Decoder(12, **options).eval()
+    x, memory = torch.randn(2, 5, 12).double(), torch.randn(2, 7, 12).double()
+    real = torch.tensor([[True] * 5, [False] * 2 + [True] * 3])
+    found = decoder(x, memory, padding_mask=real)
+    torch.testing.assert_close(found[:1], decoder(x[:1], memory[:1]))
+    # Without positions, a text is the same wherever its padding puts it.
+    torch.testing.assert_close(found[1:, 2:], decoder(x[1:, 2:], memory[1:]))
+    turned = decoder(x, memory, rotary=lambda q, start=0: 2 * q)
+    wanted = x
+    for layer in decoder.layers:
+        wanted = layer(wanted, memory, causal=True, rotary=lambda q, start=0: 2 * q)
+    torch.testing.assert_close(turned, decoder.final_norm(wanted))
+    assert not torch.allclose(turned, decoder(x, memory))
+
+
+def test_only_self_attention_forgets_what_left_the_window() -> None:
+    cache = DecoderCache(2, window=3, sinks=1)
+    found = [(own.window, own.sinks, cross.window) for own, cross in cache.layers]
+    assert found == [(3, 1, None)] * 2
