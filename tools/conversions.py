@@ -209,9 +209,9 @@ def timm_settings(module: Any) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if pool == "attention":
         told["pool_heads"] = module.attn_pool.num_heads
-        told["pool_prefix"] = type(module).__name__ == "Eva"
-    if getattr(module, "pool_include_prefix", False):
-        told["pool_prefix"] = True
+    if pool != "class":
+        eva = pool == "attention" and type(module).__name__ == "Eva"
+        told["pool_prefix"] = getattr(module, "pool_include_prefix", eva)
     try:
         told["rotary"] = rotation_of(module)
     except WeightsError:

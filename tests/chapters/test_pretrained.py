@@ -491,6 +491,8 @@ TIMM_EVA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", [*TIMM, *TIMM_EVA])
 def test_timms_vision_transformers(name, tmp_path):
     options, told = {**TIMM, **TIMM_EVA}[name]
+    if told.get("pool") == "mean":
+        told = {"pool_prefix": False, **told}
     theirs = drawn(timm_model(**options))
     x = images(options.get("img_size", 8), options.get("in_chans", 3))
     state, found = theirs.state_dict(), from_timm(theirs)
@@ -1001,7 +1003,7 @@ def test_a_file_of_hugging_faces_needs_the_configuration_beside_it(tmp_path):
         ({**told, "num_attention_heads": None}, "must tell num_attention_heads"),
         ({**told, "num_attention_heads": 5}, "dim must be divisible by heads"),
         ({**told, "num_attention_heads": "3"}, "heads must be a positive integer"),
-        ({**told, "layer_norm_eps": "x"}, "a Hugging Face ViT.*'>=' not supported"),
+        ({**told, "layer_norm_eps": "x"}, "eps must be finite and zero or greater, got 'x'"),
         ({**told, "num_hidden_layers": 3}, "of num_hidden_layers 2, got 3"),
         ({**told, "hidden_size": 24}, "of hidden_size 12, got 24"),
         ({**told, "image_size": 16}, "4×4 whole patches of 4×4, .* has 4 positions"),
@@ -1145,6 +1147,45 @@ def built(monkeypatch) -> list[object]:
 
     monkeypatch.setattr(EncoderLayer, "__init__", count)
     return found
+
+
+def test_a_loaded_model_does_not_change_with_its_file(tmp_path):
+    path = tmp_path / "w.safetensors"
+    save_model(drawn(EncoderLayer(12, heads=3, hidden_dim=20)), path)
+    model, size = load_model(path), path.stat().st_size
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    with path.open("r+b") as file:
+        file.seek(size // 2)
+        file.write(bytes(size - size // 2))
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_settings_too_large_to_compute_with_are_refused(tmp_path):
+    path = tmp_path / "w.safetensors"
+    safetensors.torch.save_file({"w": torch.zeros(2)}, path, header(layer_scale=2**64))
+    with pytest.raises(WeightsError, match="does not describe a model"):
+        load_model(path)
+
+
+def test_a_transformer_that_does_more_than_its_parts_is_refused():
+    class Tripled(nn.Transformer):
+        def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+            return 3.0 * super().forward(*args, **kwargs)
+
+    sizes = (DIM, HEADS, 1, 2, HIDDEN)
+    hooked = quietly(lambda: nn.Transformer(*sizes))
+    hooked.register_forward_hook(lambda module, inputs, output: 2.0 * output)
+    for theirs in (quietly(lambda: Tripled(*sizes)), hooked):
+        with pytest.raises(WeightsError, match=r"a torch\.nn\.Transformer, but its"):
+            from_torch(drawn(theirs))
+
+
+def test_whether_the_mean_is_of_all_tokens_must_be_told():
+    state = weights_of("timm")
+    with pytest.raises(TypeError, match=r"^pool_prefix must be given with a state"):
+        from_timm(state, **{**PLAIN, "pool": "mean"})
+    found = from_timm(state, **{**PLAIN, "pool": "mean"}, pool_prefix=False)
+    assert found.config.pool == "mean"
 
 
 def test_many_layers_that_are_not_there_are_not_built(built, tmp_path):

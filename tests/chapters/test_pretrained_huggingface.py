@@ -296,6 +296,19 @@ def test_older_files_and_settings_are_read():
         assert ours.config.window is None
 
 
+def test_what_a_configuration_leaves_out_or_turns_around():
+    theirs = decoder("MistralForCausalLM")
+    state, config = theirs.state_dict(), config_of(theirs)
+    del config["sliding_window"]
+    assert type(theirs.config)(**config).sliding_window == 4096
+    assert from_huggingface(state, config=config).config.window == 4096
+    for kind in ("GPT2LMHeadModel", "LlamaForCausalLM"):
+        theirs = decoder(kind)
+        told = {**config_of(theirs), "is_causal": False}
+        with pytest.raises(WeightsError, match="is_causal"):
+            from_huggingface(theirs.state_dict(), config=told)
+
+
 def test_tied_weights_are_one():
     theirs = decoder("GPT2LMHeadModel")
     state, config = theirs.state_dict(), config_of(theirs)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 Device = torch.device | str | None
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-NOT_INTEGERS = (bool, float, str, tuple, list, type(None), Tensor)
+NOT_NUMBERS = (bool, str, tuple, list, type(None), Tensor)
+NOT_INTEGERS = (float, *NOT_NUMBERS)
 
 
 class Factory(TypedDict, total=False):
@@ -42,9 +43,9 @@ def check_lengths(**lengths: int) -> None:
 
 
 def check_eps(eps: float) -> None:
-    """Raise unless `eps` is zero or greater."""
-    if not eps >= 0.0:
-        raise ValueError(f"eps must be zero or greater, got {eps}.")
+    """Raise unless `eps` is finite, and zero or greater."""
+    if isinstance(eps, NOT_NUMBERS) or not 0.0 <= eps < math.inf:
+        raise ValueError(f"eps must be finite and zero or greater, got {eps!r}.")
 
 
 def height_and_width(name: str, size: int | tuple[int, int]) -> tuple[int, int]:
@@ -70,8 +71,8 @@ def share_of_head(dim: int, heads: int) -> int:
 
 def check_dropout(dropout: float, name: str = "dropout") -> None:
     """Raise unless `dropout` is a probability below one."""
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"{name} must be in [0, 1), got {dropout}.")
+    if isinstance(dropout, NOT_NUMBERS) or not 0.0 <= dropout < 1.0:
+        raise ValueError(f"{name} must be in [0, 1), got {dropout!r}.")
 
 
 def check_choice(name: str, choice: object, choices: tuple[object, ...]) -> None:

@@ -105,7 +105,7 @@ class Conversion:
         """Build something from sizes and settings that may be impossible."""
         try:
             return build(*args, **options)
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             raise self.other(printable(error).rstrip(".")) from error
 
     def shape(self, name: str, axes: int) -> Shape:
@@ -162,6 +162,8 @@ class Conversion:
             The model, in evaluation mode.
         """
         wanted = self.attempt(layered_shapes, build, depth, len(self.tensors))
+        if nameless := [name for name in wanted if name not in names]:
+            raise self.other(f"its settings ask for weights of {listed(nameless)}")
         groups, skip = _grouped(names, wanted), skip or {}
         expected = {}
         for theirs, ours in groups.items():

@@ -25,8 +25,10 @@ def with_hub(model: nn.Module | type[nn.Module]) -> Any:
       [`save_model`][transformers_hw.pretrained.save_model] does, a `config.json` for
       people to read, and a model card;
     - `push_to_hub(repo_id)` uploads the same;
-    - `from_pretrained(folder or repo_id)`, of the class, loads the model. It reads what
-      [`load_model`][transformers_hw.pretrained.load_model] reads, and nothing else.
+    - `from_pretrained(folder or repo_id)`, of the class, loads the model. Weights and
+      settings come from the file that
+      [`load_model`][transformers_hw.pretrained.load_model] reads; huggingface_hub
+      also opens `config.json`, and whatever is wrong with that is its error.
 
     Args:
         model: A model, such as a `VisionTransformer`, or its class.

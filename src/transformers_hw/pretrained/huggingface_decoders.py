@@ -71,6 +71,7 @@ def convert_decoder(
         activations: Our names of activations, by theirs.
     """
     llama = config["model_type"] in LLAMAS
+    one_of(conversion, config, "is_causal", (True, None))
     check_head(conversion, own="lm_head.")
     base = base_of(conversion, "model." if llama else "transformer.", "")
     table = f"{base}embed_tokens.weight" if llama else f"{base}wte.weight"
@@ -206,7 +207,7 @@ def _window(conversion: Conversion, config: Config, depth: int) -> int | None:
     """Read how far a token sees, which must be equally far in all layers."""
     window, kind = config.get("sliding_window"), config["model_type"]
     if kind == "mistral":
-        return window
+        return config.get("sliding_window", 4096)  # what a file leaves out
     if window is None or kind == "llama" or not config.get("use_sliding_window"):
         return None
     kinds = config.get("layer_types")

@@ -144,7 +144,7 @@ def load_model(path: str | Path) -> nn.Module:
 
         try:
             wanted = layered_shapes(build, depth, len(file.shapes))
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             raise WeightsError(
                 f"{path} does not describe a model: {printable(error)}"
             ) from error

@@ -129,8 +129,9 @@ def from_timm(
 
     Args:
         source: The module, which tells its own settings; or its state dict, or a
-            safetensors file of it, which do not: they need all of the others, the last
-            two only with `pool="attention"`.
+            safetensors file of it, which do not: they need all of the others, but
+            `pool_heads` only with `pool="attention"`, and `pool_prefix` only if
+            attention or the mean pools and there is a class token or a register.
         heads: Number of heads.
         eps: Epsilon of the layer norms, $10^{-6}$ in most of timm's.
         activation: Activation of the feed-forward networks: `"gelu"` in most of
@@ -165,6 +166,9 @@ def from_timm(
         if any(part in name for name in tensors):
             raise conversion.other(f"this one has {what} ({part.strip('.')!r})")
     pooling = {"pool_heads": pool_heads, "pool_prefix": pool_prefix}
+    asked = {*pooling} if pool == "attention" else set()
+    if pool == "mean" and not {"cls_token", "reg_token"}.isdisjoint(tensors):
+        asked = {"pool_prefix"}
     settings = conversion.settings(
         _read_timm,
         heads=heads,
@@ -174,7 +178,7 @@ def from_timm(
         pool=pool,
         image_size=image_size,
         rotary=rotary,
-        **{k: x for k, x in pooling.items() if pool == "attention" or x is not None},
+        **{k: x for k, x in pooling.items() if k in asked or x is not None},
     )
     size = settings.pop("image_size")
     if settings["norm"] != "pre":

@@ -87,7 +87,13 @@ def from_torch(module: nn.Module) -> Any:
     """
     module = getattr(module, "_orig_mod", module)
     if isinstance(module, nn.Transformer):
-        return from_torch(module.encoder), from_torch(module.decoder)
+        both = _Both(from_torch(module.encoder), from_torch(module.decoder))
+        conversion = Conversion(module, "a torch.nn.Transformer")
+        names = _names(both.encoder, "encoder.", "encoder.")
+        names |= _names(both.decoder, "decoder.", "decoder.")
+        compare = partial(_compare_both, module.batch_first)
+        conversion.convert(lambda _: both, 1, names, compare)
+        return both.encoder, both.decoder
     kind = next((ours for x, ours in KINDS.items() if isinstance(module, x)), None)
     if kind is None:
         raise TypeError(
@@ -137,6 +143,14 @@ def to_torch(module: Ours | tuple[Encoder, Decoder]) -> nn.Module:
         )
     join(module.state_dict(), _names(module), theirs)
     return theirs.train(module.training)
+
+
+class _Both(nn.Module):
+    """An encoder and a decoder."""
+
+    def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
 
 
 def _names(module: Ours, ours: str = "", theirs: str = "") -> dict[str, str]:
@@ -224,6 +238,22 @@ def _compare(
     masks = {"tgt_mask": later, "memory_key_padding_mask": ~real}
     wanted = turned(theirs(turned(target), turned(x), **masks))
     yield "outputs", ours(target, x, memory_padding_mask=real), wanted
+
+
+def _compare_both(
+    batch_first: bool, ours: Any, theirs: Callable[..., Any], draw: Draw
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def turned(x: Tensor) -> Tensor:
+        return x if batch_first else rearrange(x, "a b d -> b a d")
+
+    real = draw.padding_mask(2, 7)
+    source = draw.numbers(2, 7, ours.encoder.config.dim)
+    target = draw.numbers(2, 5, ours.decoder.config.dim)
+    later = torch.ones(5, 5, dtype=torch.bool, device=source.device).triu(1)
+    hidden = {"src_key_padding_mask": ~real, "memory_key_padding_mask": ~real}
+    wanted = turned(theirs(turned(source), turned(target), tgt_mask=later, **hidden))
+    memory = ours.encoder(source, padding_mask=real)
+    yield "outputs", ours.decoder(target, memory, memory_padding_mask=real), wanted
 
 
 def _build_attention(layer: MultiHeadAttention) -> nn.Module:

@@ -130,7 +130,8 @@ class WeightsFile:
     def tensors(self) -> dict[str, Tensor]:
         """Read the tensors."""
         try:
-            return {name: self._file.get_tensor(name) for name in self.shapes}
+            # What safetensors gives is mapped: it would change with the file.
+            return {name: self._file.get_tensor(name).clone() for name in self.shapes}
         except import_safetensors().SafetensorError as error:
             raise WeightsError(
                 f"{self.path} cannot be read as safetensors: {printable(error)}"
