@@ -8,6 +8,7 @@ import argparse
 import ast
 import importlib.metadata
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -104,7 +105,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = list_chapters() if chosen.command == "book" else SITE
     except (ImportError, ValueError) as error:
         parser.exit(2, f"transformers-hw: {error}\n")
-    sys.stdout.write(text.replace("{version}", version))
+    return _tell(text.replace("{version}", version))
+
+
+def _tell(text: str) -> int:
+    """Write to standard output; return 1 if nobody takes it."""
+    if sys.stdout is None:  # closed from the start
+        return 1
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # Else Python would try again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stderr is not None and not isinstance(error, BrokenPipeError):
+            sys.stderr.write(f"transformers-hw: {error}\n")
+        return 1
     return 0
 
 

@@ -197,6 +197,7 @@ def test_more_than_eight_bits_are_scaled_not_clipped(
         (tiff(2 * FLOATS, kind=3), "numbers must be from 0 to 1, got 0.0 to 2.0"),
         (tiff(FLOATS * np.nan, kind=3), "must be from 0 to 1, got nan to nan"),
         (tiff(RAMP.astype("<i4"), kind=2), "its 32-bit integers have no known range"),
+        (tiff((RAMP // 512).astype("i1"), kind=2), "are signed, and of eight bits"),
         (tiff(RAMP.astype("<u2"), white=0), "must have 16 or 32 bits, and 0 be black"),
     ],
 )

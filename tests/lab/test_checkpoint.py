@@ -154,6 +154,19 @@ def test_a_parameter_without_gradients_needs_no_state(
     assert same_state(tmp_path / "broken", tmp_path / "whole")
 
 
+@pytest.mark.parametrize("idle", ["all", [None], [{}], ["nope"]])
+def test_state_of_the_optimizer_must_not_be_left_out(
+    tmp_path: Path, interrupted: Path, idle: Any
+) -> None:
+    tensors, metadata = read_tensors(interrupted)
+    if idle == "all":
+        idle = [name for name, _ in small_model().named_parameters()]
+        tensors = {k: x for k, x in tensors.items() if not k.startswith("optimizer")}
+    path = tmp_path / CHECKPOINT
+    write_tensors(path, tensors, {**metadata, "idle": idle})
+    Run().refuses(path, CheckpointError, "lacks state of the optimizer: idle must name")
+
+
 # Any other.
 
 

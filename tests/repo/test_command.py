@@ -77,6 +77,19 @@ def test_every_chapter_is_listed_with_its_questions(
     assert f"{len(chapters)} questions in all" in text
 
 
+@pytest.mark.parametrize("where", [">&-", ">/dev/full"])
+def test_output_that_nobody_takes_is_no_traceback(where: str) -> None:
+    code = "import sys, transformers_hw_command as x; sys.exit(x.main(['book']))"
+    ran = subprocess.run(
+        ["/bin/sh", "-c", f'"$0" -c "$1" {where}', sys.executable, code],
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 1
+    full = "transformers-hw: [Errno 28] No space left on device\n"
+    assert ran.stderr == ("" if where == ">&-" else full)
+
+
 def test_the_site_is_built_by_make(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "site")
     assert "make site" in text

@@ -45,7 +45,7 @@ SUFFIXES = (
 # Whatever a file is called, Pillow looks for these formats only. It would read others,
 # such as EPS, by starting another program.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-PHOTOMETRIC, BITS = 262, 258  # tags of TIFF
+PHOTOMETRIC, BITS, SAMPLE_FORMAT = 262, 258, 339  # tags of TIFF
 DAMAGE = (
     EOFError,
     NotImplementedError,
@@ -340,6 +340,8 @@ def _as_rgb(opened: Any) -> UInt8[np.ndarray, "height width 3"]:
     if opened.mode == "I" and opened.format in ("PNG", "PPM"):
         sixteen_bits = True
     if not sixteen_bits and opened.mode not in ("F", "I"):
+        if opened.format == "TIFF" and 2 in opened.tag_v2.get(SAMPLE_FORMAT, ()):
+            raise ValueError("its numbers are signed, and of eight bits")
         return np.asarray(opened.convert("RGB"))
     if opened.format == "TIFF":
         tags = opened.tag_v2

@@ -136,6 +136,12 @@ def load_checkpoint(
         for key, layout in _layouts(optimizer, parameters[name]).items():
             wanted[f"optimizer/{name}/{key}"] = layout
     _check_tensors(path, tensors, wanted)
+    known = all(isinstance(name, str) and name in parameters for name in idle)
+    if not known or (progress.step and parameters and not updated):
+        raise CheckpointError(
+            f"{path} lacks state of the optimizer: idle must name some of the model's "
+            f"parameters, but not all, got {SHORTENED.repr(metadata['idle'])}."
+        )
     for name in updated:
         step = tensors.get(f"optimizer/{name}/step")
         # A parameter whose first gradient came late is behind the others.
