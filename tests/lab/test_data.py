@@ -31,6 +31,7 @@ from transformers_hw.lab.batching import (
     GeneratedBatches,
     ImageBatches,
     crop_and_flip,
+    erase,
     shard,
 )
 from transformers_hw.lab.change_of_case import ChangeOfCase
@@ -138,7 +139,8 @@ def test_shards_are_even_and_complete(count: int, world_size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_share_what_one_would_have_seen(size: int) -> None:
     """The same noise in every worker: pytorch #5059, CenterNet #233."""
-    batches = batches_of(some_split(), shuffle=True, crop_padding=2, flip=True)
+    options = {"crop_padding": 2, "flip": True, "erase": 3}
+    batches = batches_of(some_split(), shuffle=True, **options)
     for step in range(8):
         (images, labels), _ = batches.batch(step)
         parts = [batches.batch(step, rank=n, world_size=size) for n in range(size)]
@@ -175,6 +177,21 @@ def test_cropping_and_flipping_equal_torchvision() -> None:
         assert torch.equal(ours[n], theirs)
 
 
+def test_a_square_is_erased_around_every_pixel_of_an_image_alike() -> None:
+    images = torch.rand(6, 3, 5, 7) + 1
+    top, left = torch.tensor([[-2, 0, 1, 4, 2, 2], [3, -1, 2, 6, 5, 2]])
+    ours = erase(images, 3, top=top, left=left)
+    for n, image in enumerate(images):
+        place = (max(int(top[n]), 0), max(int(left[n]), 0))
+        sizes = (int(top[n]) + 3 - place[0], int(left[n]) + 3 - place[1])
+        assert torch.equal(ours[n], TF.erase(image, *place, *sizes, torch.tensor(0.0)))
+    split = Split(torch.full((400, 1, 5, 7), 255, dtype=torch.uint8), torch.arange(400))
+    batches = ImageBatches(split, 400, mean=torch.zeros(1), std=torch.ones(1), erase=1)
+    erased = (batches.batch(3).tensors[0] == 0).flatten(1)
+    assert (erased.sum(1) == 1).all()
+    assert erased.any(0).all()
+
+
 def test_generated_batches_depend_on_the_seed_and_the_step_alone() -> None:
     task = ChangeOfCase()
 
@@ -199,7 +216,7 @@ CONTENT = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 UNSAFE = re.compile(
     r"(dill|eval|exec|ftplib|http|joblib|marshal|os\.popen|os\.system|pickle|requests|"
-    r"shelve|socket|subprocess|torch\.hub|torch\.load|urllib)(?![a-z_])"
+    r"huggingface_hub|shelve|socket|subprocess|torch\.hub|torch\.load|urllib)(?![a-z_])"
 )
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -307,6 +324,7 @@ def test_only_the_download_opens_connections_and_nothing_is_unpickled() -> None:
             for name in filter(UNSAFE.match, names_used(node)):
                 found[path.relative_to(source).as_posix()].add(name)
     assert "torch.hub.download_url_to_file" in found.pop("lab/download.py")
+    assert "huggingface_hub" in found.pop("pretrained/hub.py")
     # Exercises run the answers that they check, in processes of their own.
     for path, names in found.items():
         assert path.startswith("exercises/")

@@ -69,9 +69,12 @@ class ImageBatches:
         shuffle: Whether to draw a new order each epoch.
         crop_padding: Black pixels to pad an image with before cropping it at random.
         flip: Whether to mirror half of the images, chosen at random.
+        erase: Side of a square, centered anywhere in the image, that is replaced by the
+            mean color.
 
     Raises:
-        ValueError: `batch_size` is not positive, or `crop_padding` is negative.
+        ValueError: `batch_size` is not positive, or `crop_padding` or `erase` is
+            negative.
 
     Examples:
         >>> from transformers_hw.lab.images import load_images
@@ -96,11 +99,13 @@ class ImageBatches:
         shuffle: bool = False,
         crop_padding: int = 0,
         flip: bool = False,
+        erase: int = 0,
     ) -> None:
         check_sizes(images=len(split), batch_size=batch_size)
-        check_lengths(crop_padding=crop_padding)
+        check_lengths(crop_padding=crop_padding, erase=erase)
         self.split, self.batch_size, self.seed = split, batch_size, seed
         self.shuffle, self.crop_padding, self.flip = shuffle, crop_padding, flip
+        self.erase = erase
         self.steps_per_epoch = -(-len(split) // batch_size)
         device = split.images.device
         self._scale = rearrange(1 / (255 * std), "c -> 1 c 1 1").to(device)
@@ -135,6 +140,14 @@ class ImageBatches:
                 mirrored=(mirrored & self.flip)[own].to(device, non_blocking=True),
             )
         normalized = images * self._scale + self._shift
+        if self.erase:
+            generator = seeded_generator("erase", self.seed, step)
+            centers = (
+                torch.randint(length, (len(everything),), generator=generator)
+                for length in images.shape[-2:]
+            )
+            top, left = (x[own].to(device) - self.erase // 2 for x in centers)
+            normalized = erase(normalized, self.erase, top=top, left=left)
         return Batch((normalized, self.split.labels[indices]), weight)
 
 
@@ -233,3 +246,30 @@ def crop_and_flip(
     indices = repeat(indices, "n h w -> n c (h w)", c=images.shape[1])
     pixels = rearrange(padded, "n c h w -> n c (h w)").gather(-1, indices)
     return rearrange(pixels, "n c (h w) -> n c h w", h=height)
+
+
+def erase(
+    images: Float[Tensor, "n channels height width"],
+    size: int,
+    *,
+    top: Int64[Tensor, " n"],
+    left: Int64[Tensor, " n"],
+) -> Float[Tensor, "n channels height width"]:
+    """Set a square of each image to zero, the mean of normalized images.
+
+    Args:
+        images: The images.
+        size: Side of the square, in pixels.
+        top: First row of each square; what lies outside the image is cut off.
+        left: First column.
+
+    References:
+        DeVries & Taylor (2017), [Cutout](https://arxiv.org/abs/1708.04552), section 3.
+    """
+    rows, columns = (
+        torch.arange(length, device=images.device) - rearrange(start, "n -> n 1")
+        for length, start in zip(images.shape[-2:], (top, left), strict=True)
+    )
+    rows, columns = ((x >= 0) & (x < size) for x in (rows, columns))
+    square = rearrange(rows, "n h -> n 1 h 1") & rearrange(columns, "n w -> n 1 1 w")
+    return images.masked_fill(square, 0.0)

@@ -5,6 +5,7 @@ them. Sums over a batch (its loss, its count, whether a signal came) are reduced
 all processes before anyone acts on them, so that all act alike.
 """
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,6 +81,10 @@ def init_distributed(device: torch.device) -> Iterator[Distributed]:
         cuda = device.type == "cuda"
         if cuda:
             torch.cuda.set_device(device)
+        # Its functions take the group of the time of their import as a default. Were
+        # it imported later, as an optimizer does, they would keep the group's threads
+        # beyond its end, and one may abort the process while Python shuts down.
+        importlib.import_module("torch.distributed.nn.functional")
         dist.init_process_group("nccl" if cuda else "gloo")
     yield Distributed(dist.get_rank(), dist.get_world_size())
     # Not after an error: other processes may wait elsewhere and never answer.

@@ -430,8 +430,8 @@ def _check_numbers(config: Any) -> None:
             _check_numbers(value)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int) and not isinstance(number, bool):
-                # Zero is a seed, and means no cropping; a run has at least one epoch.
-                zero = field.name in ("seed", "crop_padding")
+                # Zero is a seed, and means no crop or no erased square.
+                zero = field.name.endswith(("seed", "crop_padding", "erase"))
                 (check_lengths if zero else check_sizes)(**{field.name: number})
 
 
