@@ -896,6 +896,14 @@ HEADS = RelativePositionalEmbedding([(0, 1)])
 LIMIT = {"grid": (3, 3), "query": (1, 1)}
 
 
+def test_only_hard_heads_round_their_centers():
+    soft = Gaussian(5, 1, centers=[(0.1, 0.2)])
+    assert soft.given_centers == ((0.1, 0.2),)
+    # What ties in float32 must tie: the target lies halfway between two rows.
+    hard = Gaussian(5, 1, centers=[(0.5 + 1e-9, 0.0)], sharpness=math.inf)
+    assert hard.weights(3, 1)[0, 0, 0].flatten().tolist() == [0.5, 0.5, 0.0]
+
+
 @pytest.mark.unhooked
 @bad_calls(
     ("no heads", lambda: Gaussian(5, 0),
@@ -908,6 +916,8 @@ LIMIT = {"grid": (3, 3), "query": (1, 1)}
      ValueError, "centers must be 3 pairs (row, column), one a head, got [(0, 1)]"),
     ("a center that is not a number", lambda: Gaussian(5, 1, centers=[(0.0, math.nan)]),
      ValueError, "centers must be finite, got [(0.0, nan)]"),
+    ("weights of no row", lambda: Gaussian(5, 3).weights(0, 4),
+     ValueError, "rows must be a positive integer, got 0"),
     ("hard heads without centers", lambda: Gaussian(5, 3, sharpness=math.inf),
      ValueError, "hard heads (infinite … got centers None and covariance 'isotropic'"),
     ("an image channels first", lambda: Gaussian(5, 3)(torch.zeros(2, 5, 9, 11)),

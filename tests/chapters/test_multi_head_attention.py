@@ -601,6 +601,18 @@ def test_a_cache_of_a_window_forgets_and_decodes_the_same(window, sinks, step):
     assert key.shape[2] <= 2 * (window - 1 + sinks) + 1 + step
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_mask_of_one_column_is_for_whatever_a_cache_has_kept(seen):
+    layer = MultiHeadAttention(12, H, window=4, sinks=2, dtype=F64)
+    x, mask = torch.randn(B, 9, 12, dtype=F64), torch.full((B, 1, 1, 1), seen)
+    cache = KeyValueCache(window=4, sinks=2)
+    steps = [layer(x[:, [t]], mask=mask, causal=True, cache=cache) for t in range(9)]
+    # Queries that see nothing get the bias alone.
+    blind = layer.output_proj.bias.expand(B, 9, 12)
+    whole = layer(x, causal=True) if seen else blind
+    assert torch.allclose(torch.cat(steps, dim=1), whole, **EXACT)
+
+
 @pytest.mark.parametrize("step", [1, 150])
 def test_a_cache_of_a_window_equals_blocks(step):
     """The whole sequence is cut into blocks, the steps are not all."""
@@ -675,7 +687,7 @@ LAYER, X = MultiHeadAttention(12, 3), torch.zeros(2, 5, 12)
      ValueError, "dim must be divisible by heads, got dim 12 and 5 heads; head_dim"),
     ("half a head", lambda: MultiHeadAttention(12, 2.5),
      ValueError, "heads must be a positive integer, got 2.5."),
-    ("no heads of a given width", lambda: MultiHeadAttention(12, 0, head_dim=4),
+    ("no heads", lambda: MultiHeadAttention(12, 0, head_dim=4, kv_heads=1),
      ValueError, "heads must be a positive integer, got 0."),
     ("values of no width", lambda: MultiHeadAttention(12, 3, value_head_dim=0),
      ValueError, "value_head_dim must be a positive integer, got 0."),

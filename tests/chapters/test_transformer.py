@@ -422,6 +422,27 @@ def test_layer_scale_multiplies_what_a_sublayer_adds(norm):
     assert same(scaled(x), plain(x))
     factors = LayerScale(D, initial=0.3, dtype=F64)
     assert same(factors(x), 0.3 * x)
+    assert same(LayerScale(D, dtype=F64)(x), 1e-5 * x)  # CaiT's, for 24 to 36 layers
+
+
+def test_a_layer_hands_its_options_to_attention():
+    options = {"head_dim": 5, "kv_heads": 1, "softcap": 2.5, "dropout": 0.25}
+    attention = EncoderLayer(D, H, HIDDEN, **options, dtype=F64).attention
+    alone = MultiHeadAttention(D, H, **options, qk_eps=1e-5, dtype=F64)
+    assert attention.query_proj.weight.shape == (5 * H, D)
+    assert attention.key_proj.weight.shape == (5, D)
+    assert attention.config == alone.config
+    assert attention.dropout == alone.dropout == 0.25
+
+
+def test_the_eps_of_a_layer_reaches_its_queries_and_keys():
+    layer = EncoderLayer(D, H, HIDDEN, eps=0.7, qk_norm="rms", norm="pre", dtype=F64)
+    attention = layer.attention
+    x = layer.attention_norm(torch.randn(B, T, D, dtype=F64))
+    heads = attention.query_proj(x).unflatten(-1, (H, D // H))
+    expected = heads / (heads.square().mean(-1, keepdim=True) + 0.7).sqrt()
+    assert same(attention.query_norm(heads), expected)
+    assert attention.key_norm.eps == 0.7
 
 
 def test_stochastic_depth_grows_with_the_layers_and_drops_whole_sublayers():
@@ -433,6 +454,14 @@ def test_stochastic_depth_grows_with_the_layers_and_drops_whole_sublayers():
     unchanged = (layer(x) == x).all(dim=(1, 2)).double().mean().item()
     assert unchanged == pytest.approx(0.81, abs=0.09)  # both sublayers dropped
     assert not (layer.eval()(x) == x).all(dim=(1, 2)).any()
+    assert DropPath().p == 0.0
+
+
+def test_a_transformer_keeps_its_settings_which_are_the_base_models():
+    config = Transformer(7, device="meta").config
+    sizes = (config.dim, config.heads, config.hidden_dim, config.depth)
+    assert sizes == (512, 8, 2048, 6)
+    assert (config.vocab_size, config.max_length) == (7, 512)
 
 
 @pytest.mark.question("eth-2d")
@@ -1585,7 +1614,9 @@ rate: Any = transformer_learning_rate
     ("factor", lambda: rms_norm(zeros(5), zeros(7)), ValueError, "weight must be (5,)"),
     ("root", lambda: rms_norm(zeros(5), eps=-1.0), ValueError, "eps must be … -1.0"),
     ("size", lambda: RMSNorm(0), ValueError, "dim must be a positive integer, got 0"),
+    ("its root", lambda: RMSNorm(5, eps=-2.0), ValueError, "eps must be … got -2.0"),
     ("gates", lambda: SwiGLU(5, 0), ValueError, "hidden_dim must be … got 0"),
+    ("inputs", lambda: SwiGLU(0, 5), ValueError, "dim must be a positive … got 0"),
     (
         "hidden norm",
         lambda: layer(hidden_norm=True),

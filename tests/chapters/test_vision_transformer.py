@@ -816,6 +816,11 @@ def test_a_probe_of_zero_and_plain_projections_pool_by_the_mean():
     assert_same(pooling(x), x.mean(dim=1))
 
 
+def test_attention_pooling_drops_weights_and_hidden_units():
+    pooling = AttentionPooling(12, heads=3, hidden_dim=17, dropout=0.25)
+    assert pooling.attention.dropout == pooling.feed_forward.dropout.p == 0.25
+
+
 def test_attention_pooling_has_heads_and_a_width_of_its_own():
     model = small(pool="attention", pool_heads=2, pool_hidden_dim=5)
     assert model.attention_pooling.attention.heads == 2
@@ -1009,6 +1014,7 @@ def preset(name: str, **options: Any) -> VisionTransformer:
 @pytest.mark.unhooked
 @bad_calls(
     ("no height", lambda: embed(0), ValueError, "patch_size height must be … got 0"),
+    ("no color", lambda: PatchEmbedding(4, 0, 8), ValueError, "channels must be … 0"),
     ("3-D patches", lambda: embed((2, 3, 5)), ValueError, "one integer or two, got (2"),
     ("too large", lambda: vit(patch_size=16), ValueError, "patch of 16×16 … of 8×8"),
     ("no depth", lambda: vit(depth=0), ValueError, "depth must be a positive integer"),
