@@ -64,6 +64,8 @@ const along = t => LEFT + STEP * t;
 const CURVE = { x: 180, unit: 4, y: 78, up: 17 };
 const onCurve = (r, value) => [CURVE.x + CURVE.unit * r, CURVE.y - CURVE.up * value];
 
+export const label = "Two positions as the hands of clocks";
+
 export function mount(stage, { signal }) {
   stage.classList.add("clocks");
   const state = { ...START }, shown = { t: state.t, s: state.s }, omega = frequencies();
@@ -86,7 +88,7 @@ export function mount(stage, { signal }) {
     glide.start();
   };
 
-  const track = drawing(360, 84, "Positions"), told = [];
+  const track = drawing(360, 98, "Positions"), told = [];
   const dial = drawing(360, 138, "Clocks"), plot = drawing(360, 178, "Score against distance");
   track.append(svg("path", { class: "line", d: `M${along(0)} ${LINE}H${along(LAST)}` }));
   for (let t = 0; t <= LAST; t += 10) track.append(svg("text", { class: "soft tick", x: along(t), y: LINE + 20 }, t));
@@ -95,18 +97,20 @@ export function mount(stage, { signal }) {
   const span = svg("g", { class: "both" }, svg("rect", { class: "hit", y: LINE - 11, height: 22 }), svg("rect", { class: "bar", y: LINE - 6, height: 12, rx: 6 }), svg("path", { class: "grip" }));
   const pin = (name, y) => svg("g", { class: name === "t" ? "query" : "key" },
     svg("circle", { cy: y, r: 17, fill: "transparent" }), svg("path", { class: "stem", d: `M0 ${y}V${LINE}` }), svg("circle", { class: "dot", cy: y, r: 11 }), svg("text", { y }, name));
-  const pins = { t: pin("t", 14), s: pin("s", 72) };
+  const pins = { t: pin("t", 14), s: pin("s", 86) };
   track.append(span, pins.t, pins.s);
-  const tell = (root, node, label, text, move, nudge) => told.push(draggable(node, { root, label, text, move, nudge: (dx, dy) => nudge(dx - dy), signal }));
+  const tell = (root, node, { nudge, ...options }) => told.push(draggable(node, { root, nudge: (dx, dy) => nudge(dx - dy), signal, ...options }));
   const words = () => `score ${fixed(look(state).score)}`;
   for (const [name, label] of [["t", "Position t"], ["s", "Position s"]])
-    tell(track, pins[name], label, () => `${state[name]}; ${words()}`,
-      x => go({ [name]: clamp(Math.round((x - LEFT) / STEP), 0, LAST) }),
-      by => go({ [name]: clamp(state[name] + by, 0, LAST) }));
-  let held = 0;
-  span.addEventListener("pointerdown", event => { held = new DOMPoint(event.clientX, 0).matrixTransform(track.getScreenCTM().inverse()).x - along(state.t); }, { signal });
-  tell(track, span, "Both positions", () => `${state.t} and ${state.s}; ${words()}`,
-    x => go(together(state, Math.round((x - held - LEFT) / STEP) - state.t)), by => go(together(state, by)));
+    tell(track, pins[name], {
+      label, text: () => `${state[name]}; ${words()}`, range: { min: 0, max: LAST, now: () => state[name] }, from: () => [along(state[name]), 0],
+      move: x => go({ [name]: clamp(Math.round((x - LEFT) / STEP), 0, LAST) }),
+      nudge: by => go({ [name]: clamp(state[name] + by, 0, LAST) }),
+    });
+  tell(track, span, {
+    label: "Both positions", text: () => `${state.t} and ${state.s}; ${words()}`, range: { min: 0, max: LAST, now: () => state.t }, from: () => [along(state.t), 0],
+    move: x => go(together(state, Math.round((x - LEFT) / STEP) - state.t)), nudge: by => go(together(state, by)),
+  });
 
   const hands = omega.map((w, i) => {
     const node = svg("g", { transform: `translate(${45 + 90 * i} ${FACE.y})` });
@@ -123,15 +127,17 @@ export function mount(stage, { signal }) {
   for (const r of [-40, -20, 0, 20, 40]) plot.append(svg("text", { class: "soft tick", x: onCurve(r, 0)[0], y: 166 }, signed(r)));
   for (const y of [4, 0, -4]) plot.append(svg("text", { class: "soft side", x: onCurve(-LAST, y)[0] - 4, y: onCurve(0, y)[1] }, fixed(y, 0)));
   plot.append(path, drop, mark);
-  tell(plot, mark, "Distance s − t", () => `${signed(state.s - state.t)}; ${words()}`,
-    x => go(apart(state.t, clamp(Math.round((x - CURVE.x) / CURVE.unit), -LAST, LAST))),
-    by => go(apart(state.t, clamp(state.s - state.t + by, -LAST, LAST))));
+  tell(plot, mark, {
+    label: "Distance s − t", text: () => `${signed(state.s - state.t)}; ${words()}`, range: { min: -LAST, max: LAST, now: () => state.s - state.t }, from: () => [onCurve(state.s - state.t, 0)[0], 0],
+    move: x => go(apart(state.t, clamp(Math.round((x - CURVE.x) / CURVE.unit), -LAST, LAST))),
+    nudge: by => go(apart(state.t, clamp(state.s - state.t + by, -LAST, LAST))),
+  });
 
   const which = choice({ label: "Vectors", options: Object.fromEntries(Object.entries(VECTORS).map(([key, { text }]) => [key, text])), value: state.vectors, signal, change: vectors => go({ vectors }) });
   const total = html("output", { class: "total" }), step = html("p", { class: "numbers" });
   const reset = button("Reset", () => { which.select.value = START.vectors; go(START); }, signal);
   stage.append(
-    html("p", { class: "prompt" }, "Drag t or s along the text, or both by the bar between them."),
+    html("p", { class: "prompt" }, "Drag t or s along the line of positions, both by the bar between them, or the dot on the curve. Arrow keys move what is selected."),
     html("div", {}, track, step, dial, html("p", { class: "numbers" }, total)),
     html("div", {}, html("p", {}, "Score against the distance s − t"), plot, html("div", { class: "controls" }, which.node, reset)));
 
@@ -160,9 +166,10 @@ export function mount(stage, { signal }) {
       parts.share.textContent = fixed(seen.shares[i]);
     });
     step.textContent = rope
-      ? `Query at t = ${t}, key at s = ${s}: the distance of ${signed(s - t)} turns the key (thin: at t) by`
+      ? `Query at t = ${t}, key at s = ${s}. From t (thin hand) to s, a distance of ${signed(s - t)}, the key turns by`
       : `A step of ${signed(s - t)}, from t = ${t} to s = ${s}, turns the hands by`;
     total.textContent = `${rope ? "Score" : `p${low(t)} · p${low(s)}`} = ${fixed(seen.score, 3)}, the sum of the products`;
+    set(dial, { role: "img", "aria-label": `Clocks: turned by ${seen.turns.map(degrees).join(", ")}; products ${seen.shares.map(x => fixed(x)).join(", ")}` });
     const [x, y] = onCurve(s - t, seen.score);
     set(mark, { transform: `translate(${x} ${y})` });
     set(drop, { d: `M${x} ${y}V${onCurve(0, -4)[1]}` });
@@ -183,7 +190,7 @@ const low = n => [...String(n)].map(c => "₀₁₂₃₄₅₆₇₈₉"[c]).jo
 function arc(start, turn) {
   const angle = turn % (2 * Math.PI), r = FACE.r + 6;
   const spot = (a, radius = r) => `${(radius * Math.sin(a)).toFixed(2)} ${(-radius * Math.cos(a)).toFixed(2)}`;
-  if (Math.abs(angle) * r < 2) return "";
+  if (Math.abs(angle) * r < 5) return "";
   const to = start + angle, back = to - Math.sign(angle) * Math.min(Math.abs(angle), 0.16);
   return `M${spot(start)}A${r} ${r} 0 ${Math.abs(angle) > Math.PI ? 1 : 0} ${angle > 0 ? 1 : 0} ${spot(to)}M${spot(back, r - 4)}L${spot(to)}L${spot(back, r + 4)}`;
 }

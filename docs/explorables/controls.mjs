@@ -31,7 +31,7 @@ export function drawing(width, height, label) {
 // A labeled slider. `show` writes its value; `change(value)` is called on every move.
 export function slider({ label, min, max, step = "any", value, show = x => String(x), change, signal }) {
   const input = html("input", { type: "range", min, max, step });
-  const output = html("output");
+  const output = html("output", { "aria-live": "off" }); // the input tells its value
   const node = html("label", { class: "slider" }, html("span", {}, label), input, output);
   const update = () => {
     output.textContent = show(input.valueAsNumber);
@@ -71,31 +71,42 @@ export function place(root, event) {
   return [x, y];
 }
 
-// Let a node of a drawing be dragged by mouse or finger, and moved by the arrow keys.
+// Let a node of a drawing be dragged by mouse or finger, and moved by the keyboard.
 //   root: the drawing · label: what it is · text(): its value in words, for screen readers
+//   from(): where it is, in the drawing's units, so that it keeps its distance from the
+//     pointer; without it, it comes to the pointer
 //   move(x, y): it is dragged to a place, in the drawing's units
-//   nudge(dx, dy): an arrow key moved it by steps of 1 (with Shift: 10), y pointing down
+//   nudge(dx, dy): an arrow key moved it by steps of 1 (with Shift: 10), y pointing down;
+//     Home and End ask for more than there is room for
+//   range: { min, max, now() }, if its value is one number
 // Call the returned function after the value changed in any way.
-export function draggable(node, { root, label, text, move, nudge, signal }) {
+export function draggable(node, { root, label, text, from, move, nudge, range, signal }) {
   set(node, { tabindex: 0, role: "slider", "aria-label": label, "aria-valuenow": 0, class: `${node.getAttribute("class") ?? ""} handle` });
-  const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  if (range) set(node, { "aria-valuemin": range.min, "aria-valuemax": range.max });
+  else set(node, { "aria-roledescription": "movable point" });
+  const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1], PageUp: [0, -10], PageDown: [0, 10], Home: [-1000, 0], End: [1000, 0] };
+  let held = [0, 0];
   node.addEventListener("pointerdown", event => {
     event.preventDefault();
+    node.classList.add("pointed"); // no focus ring for mouse and finger
     node.focus({ preventScroll: true });
     node.setPointerCapture(event.pointerId);
+    if (from) { const at = place(root, event); held = from().map((x, c) => x - at[c]); }
   }, { signal });
+  node.addEventListener("blur", () => node.classList.remove("pointed"), { signal });
   // Chromium scrolls the page from parts of an SVG, whatever their touch-action.
   node.addEventListener("touchstart", event => event.preventDefault(), { passive: false, signal });
   node.addEventListener("pointermove", event => {
-    if (node.hasPointerCapture(event.pointerId)) move(...place(root, event));
+    if (node.hasPointerCapture(event.pointerId)) move(...place(root, event).map((x, c) => x + held[c]));
   }, { signal });
   node.addEventListener("keydown", event => {
     const step = steps[event.key];
     if (!step) return;
     event.preventDefault();
+    node.classList.remove("pointed");
     nudge(...step.map(x => x * (event.shiftKey ? 10 : 1)));
   }, { signal });
-  const told = () => node.setAttribute("aria-valuetext", text());
+  const told = () => set(node, { "aria-valuetext": text(), "aria-valuenow": range ? range.now() : 0 });
   told();
   return told;
 }

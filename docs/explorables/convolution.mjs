@@ -1,15 +1,16 @@
 // Attention and convolution, side by side: nine heads to drag, sharpen and train, and the
 // heads of chapter 8's model to replay. All arithmetic is in convolution_math.mjs.
 import { animation, button, cells, choice, draggable, drawing, eachFrame, html, palette, place, set, slider, stillness, svg } from "./controls.mjs";
-import { alphaAt, brightness, compare, effectiveKernel, HARD, KERNELS, largest, learner, moved, OFFSETS, picture, positionFor, randomHeads, sharpHeads, show, showAlpha, STEPS, weightText, whereabouts } from "./convolution_math.mjs";
+import { alphaAt, brightness, compare, effectiveKernel, HARD, KERNELS, largest, moved, OFFSETS, picture, positionFor, sharpHeads, show, showAlpha, weightText, whereabouts } from "./convolution_math.mjs";
 
 const SIDE = 48, SIZE = 324;
 const STEPS_A_FRAME = 5, SECONDS_AN_EPOCH = 0.3;
 const KERNEL_NAMES = { outline: "outline", edge: "vertical edges", sharpen: "sharpen", emboss: "emboss", blur: "blur", shift: "shift", identity: "identity", own: "your own" };
 const IMAGES = { house: "house", stripes: "rings", pixel: "one bright pixel" };
-const BORDERS = { replicate: "repeated", zeros: "zeros", padded: "zeros, padded first" };
+const BORDERS = { replicate: "repeat edge pixels", zeros: "zeros", padded: "zeros, added to the image first" };
 const PROMPTS = {
-  drag: "Drag a head off its tap (+), or change the sharpness, and compare the two outputs.",
+  drag: "Drag a head off its tap, change the sharpness, or drag the square in the image to another pixel. Compare the two outputs.",
+  learned: "These heads have been trained. Drag them, or put them on the taps to start over.",
   learn: "Nine heads start at random; gradient descent moves them until their sum is the kernel.",
   replay: "The heads of a trained image model, epoch by epoch. Shades: where the layer attends.",
 };
@@ -33,6 +34,8 @@ function shade(canvas, values, low, high) {
   fillCells(canvas, (bytes, n) => { bytes[4 * n] = bytes[4 * n + 1] = bytes[4 * n + 2] = (255 * (values[n] - low)) / (high - low); });
 }
 
+export const label = "Nine heads and a convolution";
+
 export function mount(stage, { signal }) {
   stage.classList.add("convolution");
   const still = stillness();
@@ -41,7 +44,7 @@ export function mount(stage, { signal }) {
     dilation: 1, stride: 1, border: "replicate", query: [24, 17], tied: true, alpha: 4,
     heads: [], trails: null, run: null, seed: 0, record: null, layer: 0, epoch: 0,
   });
-  let state = fresh();
+  let state = fresh(), learning; // a module, loaded when it is asked for
   const kept = [];
   const onTaps = () => OFFSETS.map(([i, j], h) => [i * state.dilation, j * state.dilation, state.alpha, state.kernel[h]]);
   state.heads = onTaps();
@@ -70,6 +73,7 @@ export function mount(stage, { signal }) {
         const [row, column, , weight] = shown()[h];
         return `attends ${whereabouts(row, column)}${state.mode === "replay" ? "" : `; weight ${weightText(weight)}`}`;
       },
+      from: () => { const [row, column] = shown()[h]; return [toPlace(column), toPlace(row)]; },
       move: (x, y) => moveTo(h, toOffset(y), toOffset(x), true),
       nudge: (dx, dy) => moveTo(h, round(state.heads[h][0] + dy / 10), round(state.heads[h][1] + dx / 10), false),
     });
@@ -98,17 +102,19 @@ export function mount(stage, { signal }) {
 
   // --- The four images.
   const views = Object.fromEntries(["image", "attention", "convolution", "difference"].map(name => {
-    const canvas = cells(SIDE, SIDE, name);
+    const canvas = cells(SIDE, SIDE, { image: "The image", attention: "Output of attention", convolution: "Output of the convolution", difference: "" }[name]);
     const title = html("span", {}, { image: "Image", attention: "Attention", convolution: "Convolution", difference: "Difference" }[name]);
-    return [name, { canvas, node: html("div", { class: "view" }, title, html("div", { class: "over" }, canvas)) }];
+    return [name, { canvas, title, node: html("div", { class: "view" }, title, html("div", { class: "over" }, canvas)) }];
   }));
   const over = drawing(SIDE, SIDE, "The query in the image");
-  const window_ = svg("rect", { class: "window" }), mark = svg("g", { class: "mark" }, svg("circle", { r: 5, class: "hit" }), window_);
+  const window_ = svg("rect", { class: "window" });
+  const mark = svg("g", { class: "mark" }, svg("circle", { r: 5, class: "hit" }), window_, svg("rect", { class: "pixel", x: -0.5, y: -0.5, width: 1, height: 1 }));
   over.append(mark);
   views.image.canvas.after(over);
   const toldQuery = draggable(mark, {
     root: over, label: "Query pixel", signal,
-    text: () => `row ${state.query[0]}, column ${state.query[1]}`,
+    text: () => `row ${state.query[0] + 1}, column ${state.query[1] + 1}`,
+    from: () => [state.query[1] + 0.5, state.query[0] + 0.5],
     move: (x, y) => moveQuery(Math.floor(y), Math.floor(x)),
     nudge: (dx, dy) => moveQuery(state.query[0] + dy, state.query[1] + dx),
   });
@@ -125,7 +131,7 @@ export function mount(stage, { signal }) {
   const at = value => 12 + 296 * Math.min(1, Math.max(0, (Math.log10(value || 1e-99) + 9) / 11));
   const bar = svg("path", { class: "bar" }), dot = svg("circle", { r: 6, cy: 12, class: "error" }), edge = svg("path", { class: "bound" });
   axis.append(svg("path", { class: "axis", d: "M12 12H308" + [-9, -6, -3, 0].map(p => `M${at(10 ** p)} 8v8`).join("") }), bar, edge, dot);
-  for (const [power, text] of [[-9, "10⁻⁹"], [-6, "10⁻⁶"], [-3, "10⁻³"], [0, "1"]]) axis.append(svg("text", { x: at(10 ** power), y: 36, class: "tick" }, text));
+  for (const [power, text] of [[-9, "≤ 10⁻⁹"], [-6, "10⁻⁶"], [-3, "10⁻³"], [0, "1"]]) axis.append(svg("text", { x: at(10 ** power), y: 36, class: "tick" }, text));
   const numbers = html("div", { class: "measures numbers" },
     html("span", {}, svg("svg", { viewBox: "0 0 14 14", "aria-hidden": "true" }, svg("circle", { cx: 7, cy: 7, r: 5, class: "error" })), "largest error ", error),
     html("span", {}, svg("svg", { viewBox: "0 0 14 14", "aria-hidden": "true" }, svg("path", { d: "M7 1v12", class: "bound" })), "proved bound ", limit), axis, why);
@@ -164,19 +170,22 @@ export function mount(stage, { signal }) {
     if (name !== "own") setKernel(KERNELS[name]);
   } });
   const taps9 = OFFSETS.map(([i, j], tap) => {
-    const input = html("input", { type: "number", step: "any", "aria-label": `Tap at row ${i}, column ${j}`.replaceAll("-", "−") });
+    const input = html("input", { type: "number", step: "any", min: -1000, max: 1000, "aria-label": `Tap at row ${i}, column ${j}`.replaceAll("-", "−") });
     input.addEventListener("input", () => {
       const value = input.valueAsNumber;
       if (!Number.isFinite(value)) return;
       kernel.select.value = state.kernelName = "own";
       setKernel(state.kernel.map((x, n) => (n === tap ? Math.min(1000, Math.max(-1000, value)) : x)), input);
     }, { signal });
+    // What is in use stands in the box, also after an empty or a huge number.
+    input.addEventListener("change", () => { input.value = Number(state.kernel[tap].toFixed(4)); }, { signal });
     return input;
   });
   const image = choice({ label: "Image", options: IMAGES, signal, change: name => setImage(picture(name, SIDE)) });
   const file = html("input", { type: "file", accept: "image/*" });
   file.addEventListener("change", () => { readImage(file.files[0]); file.value = ""; }, { signal });
   const upload = html("label", { class: "md-button upload" }, "Your own image", file);
+  const stays = "It stays in your browser.", said = html("span", { class: "soft", role: "status" }, stays);
   const option = (label, options, name, change = () => {}) => choice({ label, options, signal, change: value => {
     const before = state[name];
     state[name] = name === "border" ? value : Number(value);
@@ -194,7 +203,7 @@ export function mount(stage, { signal }) {
   const made = html("div", { class: "made" }, html("div", { class: "views" }, ...Object.values(views).map(x => x.node)), numbers);
   const settings = html("div", { class: "settings" },
     html("div", { class: "kernel" }, kernel.node, html("div", { class: "nine", role: "group", "aria-label": "Numbers of the kernel" }, ...taps9)),
-    html("div", { class: "controls" }, image.node, upload, border.node, stride.node, dilation.node));
+    html("div", { class: "controls" }, image.node, upload, said, border.node, stride.node, dilation.node));
   stage.append(
     html("div", { class: "controls modes" }, ...modes.map(x => x[1]), button("Reset", reset, signal)), prompt,
     html("div", { class: "two" }, html("div", { class: "left" }, html("div", { class: "over neighborhood" }, ground, scene), ...Object.values(groups), told, status), made), settings);
@@ -205,8 +214,8 @@ export function mount(stage, { signal }) {
     if (state.mode !== "drag") setMode("drag");
     state.tied = true;
     state.trails = null;
-    if (state.ownAlphas) state.alpha = alphaAt(alpha.input.valueAsNumber);
     state.ownAlphas = false;
+    alpha.set(positionFor(state.alpha));
     state.heads = onTaps();
   }
 
@@ -218,7 +227,7 @@ export function mount(stage, { signal }) {
     draw();
   }
 
-  function setImage(values) { state.image = values; draw(); }
+  function setImage(values) { state.image = values; said.textContent = stays; draw(); }
 
   // Decoded and scaled in the page; nothing leaves it.
   async function readImage(blob) {
@@ -233,7 +242,7 @@ export function mount(stage, { signal }) {
       image.select.value = "own";
       setImage(brightness(context.getImageData(0, 0, SIDE, SIDE).data));
     } catch {
-      status.textContent = told.textContent = "This file is not an image that your browser can read.";
+      said.textContent = "Your browser cannot read this file as an image.";
     }
   }
   stage.addEventListener("dragover", event => event.preventDefault(), { signal });
@@ -256,8 +265,8 @@ export function mount(stage, { signal }) {
     state.tied = false;
     state.ownAlphas = true;
     state.seed++;
-    state.heads = randomHeads(state.seed, state.kernel, state.dilation, begin.select.value === "sharp");
-    state.run = learner(state.heads, state.kernel, state.dilation);
+    state.heads = learning.randomHeads(state.seed, state.kernel, state.dilation, begin.select.value === "sharp");
+    state.run = learning.learner(state.heads, state.kernel, state.dilation);
     state.trails = state.heads.map(() => []);
     status.textContent = "";
     if (!still) running.start();
@@ -266,11 +275,11 @@ export function mount(stage, { signal }) {
 
   function learnSome(steps) {
     if (!state.run) startLearning();
-    while (steps-- && state.run.steps < STEPS) state.run.step();
+    while (steps-- && !state.run.done) state.run.step();
     state.heads = state.run.heads();
     state.trails.forEach((trail, h) => trail.push(state.heads[h].slice(0, 2)));
     draw();
-    if (state.run.steps < STEPS) return true;
+    if (!state.run.done) return true;
     running.stop();
     status.textContent = learned();
     return false;
@@ -278,9 +287,9 @@ export function mount(stage, { signal }) {
 
   // What the training has reached so far.
   function learned() {
-    const { steps } = state.run, off = state.run.error(), reached = off < 0.01 * largest(state.kernel);
-    const verdict = steps < STEPS ? "" : reached ? "Target kernel reached. " : "Stuck before the target kernel. ";
-    return `${verdict}Start ${state.seed}, step ${steps} of ${STEPS}: no entry of the two kernels differs by more than ${show(off)}.`;
+    const { steps, done } = state.run, off = state.run.error(), reached = off < 0.01 * largest(state.kernel);
+    const verdict = !done ? "" : reached ? "Target kernel reached. " : "Stuck before the target kernel. ";
+    return `${verdict}Start ${state.seed}, step ${steps} of ${learning.STEPS}: the heads add up to the kernel, within ${show(off)} in every entry.${reached && done ? " They need not sit on its taps: only their sum counts." : ""}`;
   }
 
   async function enter(mode) {
@@ -292,6 +301,7 @@ export function mount(stage, { signal }) {
       set(epoch.input, { max: heads.length - 1 });
       state.record.reach = heads[0].map((_, n) => Math.ceil(largest(heads.flatMap(frame => frame[n].flatMap(x => x.slice(0, 2))))));
     }
+    if (mode === "learn") learning ??= await import("./convolution_learning.mjs");
     const again = mode !== state.mode;
     setMode(mode);
     if (mode === "learn" && (again || !state.run)) startLearning();
@@ -304,6 +314,7 @@ export function mount(stage, { signal }) {
     running.stop();
     replaying.stop();
     waited = 0;
+    status.textContent = "";
     draw();
   }
 
@@ -311,6 +322,8 @@ export function mount(stage, { signal }) {
     running.stop();
     replaying.stop();
     state = { ...fresh(), record: state.record };
+    status.textContent = "";
+    said.textContent = stays;
     state.heads = onTaps();
     for (const [control, value] of [[kernel, "outline"], [image, "house"], [border, "replicate"], [stride, "1"], [dilation, "1"], [begin, "soft"], [layer, "0"]]) control.select.value = value;
     alpha.set(positionFor(4));
@@ -322,13 +335,13 @@ export function mount(stage, { signal }) {
     const replay = state.mode === "replay";
     for (const [mode, node] of modes) node.setAttribute("aria-pressed", mode === state.mode);
     for (const [mode, node] of Object.entries(groups)) node.hidden = mode !== state.mode;
-    prompt.textContent = PROMPTS[state.mode];
+    prompt.textContent = PROMPTS[state.mode === "drag" && state.ownAlphas ? "learned" : state.mode];
     made.hidden = settings.hidden = replay;
     stage.classList.toggle("replaying", replay);
     drawNeighborhood(shown());
     if (replay) drawReplay();
     else drawOutputs();
-    const done = state.run && state.run.steps >= STEPS;
+    const done = state.run?.done;
     go.textContent = still ? "150 steps" : running.running ? "Pause" : "Continue";
     go.hidden = Boolean(done);
     play.textContent = replaying.running ? "Pause" : "Play";
@@ -351,7 +364,9 @@ export function mount(stage, { signal }) {
       set(node, { transform: `translate(${x} ${y})`, "data-weight": Math.sign(weight), "aria-disabled": replay ? true : null });
       set(dot, { r: replay ? 5 : 8 });
       set(spread, { cx: x, cy: y, r: Math.min(2 * SIZE, unit() / Math.sqrt(2 * alpha)) });
-      text.textContent = replay ? "" : weightText(weight);
+      // Where heads meet, one number is enough: the largest.
+      const hidden = heads.some((other, k) => Math.hypot(other[0] - row, other[1] - column) < 0.4 && (Math.abs(other[3]) - Math.abs(weight) || h - k) > 0);
+      text.textContent = replay || hidden || (state.ownAlphas && Math.abs(weight) < 0.1) ? "" : weightText(weight);
       // A target outside the image: the head attends to the nearest pixel.
       const target = [row, column].map((offset, axis) => offset + state.query[axis]);
       const nearest = target.map((at, axis) => Math.min(SIDE - 1, Math.max(0, at)) - state.query[axis]);
@@ -395,12 +410,12 @@ export function mount(stage, { signal }) {
       for (const x of found.convolution) { range.low = Math.min(range.low, x); range.high = Math.max(range.high, x); }
       if (range.high - range.low < 1e-9) { range.low = Math.min(range.low, 0); range.high = Math.max(range.high, 1); }
     }
-    const { low, high } = range, { paper, query } = colors;
+    const { low, high } = range, { paper, query } = colors, full = (high - low) / 4;
     shade(views.image.canvas, state.image, 0, 1);
     shade(views.attention.canvas, found.attention, low, high);
     shade(views.convolution.canvas, found.convolution, low, high);
     fillCells(views.difference.canvas, (bytes, n) => {
-      const part = Math.min(1, Math.sqrt(Math.abs(found.attention[n] - found.convolution[n]) / (high - low)));
+      const part = Math.min(1, Math.sqrt(Math.abs(found.attention[n] - found.convolution[n]) / full));
       for (let c = 0; c < 3; c++) bytes[4 * n + c] = paper[c] + part * (query[c] - paper[c]);
     });
     set(window_, { x: -dilation - 0.5, y: -dilation - 0.5, width: 2 * dilation + 1, height: 2 * dilation + 1 });
@@ -414,14 +429,16 @@ export function mount(stage, { signal }) {
     set(edge, { d: `M${at(found.bound)} 2v20` });
     why.textContent = (zeros ? `Inside the image. At the border the error is ${show(found.edge)}: attention cannot pad with zeros. ` : "")
       + (found.proved ? "Heads on the taps: this is the theorem’s bound, with ε(α)." : "Heads off the taps: the bound counts the weight each head leaves off its nearest tap.");
+    views.difference.title.textContent = `Difference (0 to ${show(full)})`;
     views.difference.canvas.setAttribute("aria-label", `Difference of the two outputs; largest ${show(Math.max(found.inside, found.edge))}`);
   }
 
   function drawReplay() {
     const { heads, side } = state.record, now = heads[state.epoch][state.layer], start = heads[0][state.layer];
     if (epoch.input.valueAsNumber !== state.epoch) epoch.set(state.epoch);
+    const wide = now.filter(([, , sigma]) => sigma > reach()).length;
     told.textContent = `Layer ${state.layer + 1} after ${state.epoch} of ${lastEpoch()} epochs, on images of ${side} × ${side} tokens. `
-      + `Heads have moved by ${moved(start, now).toFixed(2)} tokens on average, and ${sharpHeads(now)} of ${now.length} have more than half of their weight on one token. Circles: one standard deviation.`;
+      + `Heads have moved by ${moved(start, now).toFixed(2)} tokens on average, and ${sharpHeads(now)} of ${now.length} have more than half of their weight on one token. Circles: one standard deviation${wide ? `; ${wide === 1 ? "one is" : `${wide} are`} larger than the picture` : ""}.`;
   }
 
   setKernel(state.kernel);

@@ -160,6 +160,7 @@ const SHORT = { begin: "▸", end: "■", "<U>": "U", "<L>": "L" };
 const START = { text: SOURCES[2], step: 4, cached: true };
 const ROW = 22, CELL = 17, STRIP = 52;
 const digits = x => Math.round(x).toLocaleString("en-US");
+const large = x => x < 1e6 ? digits(x) : new Intl.NumberFormat("en-US", { notation: "compact", compactDisplay: "long", maximumSignificantDigits: 3 }).format(x);
 
 // A row of numbers as bars up and down from its middle.
 const bars = (row, x, y, most) => row.map((value, j) => `M${x + 5 + 6 * j} ${y + ROW / 2}v${(-value / most * (ROW / 2 - 3)).toFixed(2)}`).join("");
@@ -179,9 +180,12 @@ function strips(root, name, role, x, rows) {
   });
 }
 
-// A table of weights, to be filled cell by cell.
-function table(root, name, x, rows, columns) {
-  root.append(svg("text", { x: x + columns * CELL / 2, y: 15, "text-anchor": "middle", class: "query" }, name));
+// A table of weights, to be filled cell by cell; names of the columns go below its rows.
+function table(root, x, rows, names) {
+  const columns = names.length;
+  root.append(svg("text", { x, y: 15, class: "query" }, "weights"));
+  const below = names.map((name, j) => svg("text", { x: x + CELL * (j + 0.5), "text-anchor": "middle", class: "soft" }, SHORT[name] ?? name));
+  root.append(...below);
   const nodes = Array.from({ length: rows }, (_, i) => Array.from({ length: columns }, (_, j) => {
     const at = { x: x + CELL * j, y: 24 + ROW * i }, cross = svg("path", { d: `M${at.x + 6} ${at.y + 8.5}l5 5m0 -5l-5 5` });
     const node = svg("g", {}, svg("rect", { ...at, width: CELL, height: ROW }), cross);
@@ -190,11 +194,15 @@ function table(root, name, x, rows, columns) {
   }));
   const outline = svg("rect", { class: "used", x, width: columns * CELL, height: ROW });
   root.append(outline);
-  return (i, j, mark, weight = 0) => {
+  const fill = (i, j, mark, weight = 0) => {
     set(nodes[i][j], { class: mark, style: `--weight: ${weight.toFixed(4)}` });
     if (mark === "now") set(outline, { y: 24 + ROW * i, width: CELL * (j + 1) });
   };
+  const name = (row, used) => below.forEach((text, j) => set(text, { y: 38 + ROW * row, display: j < used ? null : "none" }));
+  return { fill, name };
 }
+
+export const label = "A small decoder, step by step";
 
 export function mount(stage, { signal }) {
   stage.classList.add("decoding");
@@ -205,7 +213,7 @@ export function mount(stage, { signal }) {
   const cached = toggle({ label: "key–value cache", value: state.cached, signal, change: on => { state.cached = on; draw(); } });
   const go = step => { state.step = Math.min(runs.steps, Math.max(1, step)); at.set(state.step); draw(); };
   const back = button("← Back", () => go(state.step - 1), signal), next = button("Next →", () => go(state.step + 1), signal);
-  const at = slider({ label: "step", min: 1, max: 6, step: 1, value: state.step, signal, change: go });
+  const at = slider({ label: "step", min: 1, max: 6, step: 1, value: state.step, show: x => runs ? `${x} of ${runs.steps}` : "", signal, change: go });
   const reset = button("Reset", () => {
     Object.assign(state, START);
     source.select.value = state.text;
@@ -225,7 +233,7 @@ export function mount(stage, { signal }) {
     html("caption", {}, "Multiplications in this step"), html("thead", {}, html("tr", {}, html("td"), ...heads)),
     html("tbody", {}, ...Object.entries(PARTS).map(([part, name]) => line(part, name)), line("step", "this step", { class: "sum" }), line("all", "all steps so far", { class: "sum" })));
   const further = html("output", { class: "further" });
-  const length = slider({ label: "If it went on to", min: 0, max: 4, step: 0.1, value: 3, show: x => `${digits(10 ** x)} steps`, signal, change: () => draw() });
+  const length = slider({ label: "If it went on to", min: 0, max: 4, step: 0.1, value: 3, show: x => { const n = digits(10 ** x); return `${n} step${n === "1" ? "" : "s"}`; }, signal, change: () => draw() });
 
   stage.append(
     html("div", { class: "controls" }, back, next, at.node),
@@ -233,7 +241,7 @@ export function mount(stage, { signal }) {
     html("div", { class: "texts" }, html("span", {}, "source"), read, html("span", {}, "answer"), written),
     told,
     html("div", { class: "panels-live" }, inner, outer),
-    html("p", { class: "legend" }, html("span", { class: "key-now" }, "computed in this step"), html("span", { class: "key-kept" }, "kept from an earlier step"), html("span", { class: "key-hidden" }, "computed, then masked")),
+    html("p", { class: "legend" }, html("span", { class: "key-now" }, "computed in this step"), html("span", { class: "key-kept" }, "kept from an earlier step"), html("span", { class: "key-hidden" }, "computed, then masked"), html("span", { class: "key-names" }, "▸ begin, ■ end, U and L the wanted case")),
     costs, html("div", { class: "long" }, length.node, further),
   );
 
@@ -246,19 +254,18 @@ export function mount(stage, { signal }) {
     set(at.input, { max: steps });
     state.step = Math.min(state.step, steps);
     at.set(state.step);
-    const self = drawing(340, 28 + ROW * steps, "Decoder self-attention"), cross = drawing(340, 28 + ROW * s, "Cross-attention");
+    const self = drawing(340, 28 + ROW * (steps + 1), ""), cross = drawing(340, 28 + ROW * s, "");
     [self, cross].forEach(root => root.setAttribute("role", "img"));
     const label = (root, i, name) => root.append(svg("text", { x: 0, y: 39 + ROW * i }, name));
     tokens.slice(0, steps).forEach((name, i) => label(self, i, name));
     names.forEach((name, i) => label(cross, i, name));
     marks = {
-      names: [...self.querySelectorAll("text")],
+      drawings: [self, cross], names: [...self.querySelectorAll("text")],
       query: strips(self, "Q", "query", 50, steps), key: strips(self, "K", "key", 110, steps), value: strips(self, "V", "value", 170, steps),
-      self: table(self, "weights", 238, steps, steps),
+      self: table(self, 238, steps, tokens.slice(0, steps)),
       sourceKey: strips(cross, "K", "key", 50, s), sourceValue: strips(cross, "V", "value", 110, s),
-      cross: table(cross, "weights", 216, steps, s),
+      cross: table(cross, 216, steps, names),
     };
-    names.forEach((name, j) => cross.append(svg("text", { x: 216 + CELL * (j + 0.5), y: 38 + ROW * steps, "text-anchor": "middle", class: "soft" }, SHORT[name] ?? name)));
     marks.queries = tokens.slice(0, steps).map((name, i) => svg("text", { x: 208, y: 39 + ROW * i, "text-anchor": "end" }, SHORT[name] ?? name));
     cross.append(...marks.queries);
     inner.replaceChildren(html("div", {}, "Self-attention, under the causal mask"), self);
@@ -276,8 +283,8 @@ export function mount(stage, { signal }) {
       marks.key[i](now ? "now" : there ? "kept" : "none", key, tops[1]);
       marks.value[i](now ? "now" : there ? "kept" : "none", value, tops[2]);
       for (let j = 0; j < steps; j++)
-        marks.self(i, j, now && j <= i ? "now" : now && j < t ? "hidden" : there && j <= i ? "past" : "none", there && j <= i ? full.self.table[i][j] : 0);
-      for (let j = 0; j < s; j++) marks.cross(i, j, now ? "now" : there ? "past" : "none", there ? full.cross.table[i][j] : 0);
+        marks.self.fill(i, j, now && j <= i ? "now" : now && j < t ? "hidden" : there && j <= i ? "past" : "none", there && j <= i ? full.self.table[i][j] : 0);
+      for (let j = 0; j < s; j++) marks.cross.fill(i, j, now ? "now" : there ? "past" : "none", there ? full.cross.table[i][j] : 0);
       for (const names of [marks.names, marks.queries]) set(names[i], { class: i === last ? "bold" : there ? "soft" : "none" });
     }
     for (let j = 0; j < s; j++) {
@@ -285,13 +292,22 @@ export function mount(stage, { signal }) {
       marks.sourceKey[j](mark, full.cross.key[j], largest(full.cross.key));
       marks.sourceValue[j](mark, full.cross.value[j], largest(full.cross.value));
     }
+    marks.self.name(t, t);
+    marks.cross.name(t, s);
+    [["Self-attention", full.self, tokens], ["Cross-attention", full.cross, names]].forEach(([name, { table }, words], k) => {
+      const row = table[last], j = row.indexOf(Math.max(...row));
+      set(marks.drawings[k], { "aria-label": `${name}: ${tokens[last]} attends most to ${words[j]}, with weight ${row[j].toFixed(2)}` });
+    });
+    set(back, { "aria-disabled": t === 1 });
+    set(next, { "aria-disabled": t === steps });
     const chip = (name, kind) => html("span", { class: `token ${kind}` }, name);
     read.replaceChildren(...names.map(name => chip(name, "")));
     written.replaceChildren(...tokens.slice(0, t).map((name, i) => chip(name, i === last ? "last" : "")), html("span", {}, "→"), chip(tokens[t], "next"));
     const chance = Math.max(...one.chances).toFixed(2);
+    const ending = t === steps ? `It writes end (probability ${chance}): the answer is complete.` : `It writes ${tokens[t]} (probability ${chance}).`;
     told.textContent = kept
-      ? `Step ${t}, with a cache: one token goes through the decoder${t > 1 ? `; the keys and values of ${t === 2 ? "one earlier token" : `${t - 1} earlier tokens`} and of the source are kept` : ", and the keys and values of the source are computed"}. It writes ${tokens[t]} (probability ${chance}).`
-      : `Step ${t}, without a cache: ${t === 1 ? "one token goes" : `all ${t} tokens go`} through the decoder${t > 1 ? ", and only the last row is used" : ""}. It writes ${tokens[t]} (probability ${chance}).`;
+      ? `Step ${t}, with a cache: one token goes through the decoder${t > 1 ? `; the keys and values of ${t === 2 ? "one earlier token" : `${t - 1} earlier tokens`} and of the source are kept` : ", and the keys and values of the source are computed"}. ${ending}`
+      : `Step ${t}, without a cache: ${t === 1 ? "one token goes" : `${t === 2 ? "both" : `all ${t}`} tokens go`} through the decoder${t > 1 ? ", and only the last row is used" : ""}. ${ending}`;
     [full, one].forEach(({ counts }, c) => {
       for (const part of Object.keys(PARTS)) rows[part][c].textContent = digits(counts[part] ?? 0);
       rows.step[c].textContent = digits(sum(counts));
@@ -300,7 +316,8 @@ export function mount(stage, { signal }) {
       for (const cell of [heads[c], ...Object.values(rows).map(pair => pair[c])]) cell.className = on ? "on" : "";
     });
     const n = Math.round(10 ** length.input.valueAsNumber), [a, b] = [total(n, s, false), total(n, s, true)];
-    further.textContent = `${digits(a)} multiplications in all without a cache, ${digits(b)} with one: ${(a / b).toFixed(a / b < 10 ? 1 : 0)} times fewer.`;
+    const ratio = a / b < 10 ? (a / b).toFixed(1) : digits(a / b);
+    further.textContent = `${large(a)} multiplications in all without a cache, ${a > b ? `${large(b)} with one: ${ratio} times fewer` : "as many as with one"}.`;
   }
   begin();
   show();

@@ -79,20 +79,26 @@ function arrow(a, b, aside = 0, head = 7) {
   const [x, y] = minus(b, a), length = Math.hypot(x, y);
   if (length < 1) return "";
   const [u, v] = [x / length, y / length], off = p => [p[0] - aside * v, p[1] + aside * u];
-  const [p, tip] = [off(a), off(b)], h = Math.min(head, length);
+  const [p, tip] = [off(a), off(b)], h = Math.min(head, length / 2);
   const barb = side => `${tip[0] - h * u - side * 0.6 * h * v} ${tip[1] - h * v + side * 0.6 * h * u}`;
   return `M${p.join(" ")}L${tip.join(" ")}M${barb(1)}L${tip.join(" ")}L${barb(-1)}`;
 }
 
+// The part of the way from a to b that stays within the frame, from 0 to 1.
+function inside(a, b) {
+  return Math.min(1, ...b.map((x, c) => x > SIZE - 14 ? (SIZE - 14 - a[c]) / (x - a[c]) : x < 14 ? (14 - a[c]) / (x - a[c]) : 1).map(share => Math.max(0, share)));
+}
+
 function plane(label) {
   const root = drawing(SIZE, SIZE, label);
-  // A drawing within cuts off what leaves the plane.
-  const inner = svg("svg", { x: 0, y: 0, width: SIZE, height: SIZE, viewBox: `0 0 ${SIZE} ${SIZE}` });
-  inner.append(svg("rect", { x: 1, y: 1, width: SIZE - 2, height: SIZE - 2, rx: 4, class: "frame" }),
-    svg("path", { d: line([-REACH, 0], [REACH, 0]) + line([0, -REACH], [0, REACH]), class: "axes" }));
-  root.append(inner);
+  // A drawing within cuts off what leaves the frame.
+  const inner = svg("svg", { x: 1, y: 1, width: SIZE - 2, height: SIZE - 2, viewBox: `1 1 ${SIZE - 2} ${SIZE - 2}` });
+  inner.append(svg("path", { d: line([-REACH, 0], [REACH, 0]) + line([0, -REACH], [0, REACH]), class: "axes" }));
+  root.append(svg("rect", { x: 1, y: 1, width: SIZE - 2, height: SIZE - 2, rx: 4, class: "frame" }), inner);
   return { root, inner, add(parent, tag, attributes, ...rest) { const node = svg(tag, attributes, ...rest); parent.append(node); return node; } };
 }
+
+export const label = "Scale, keys and the output of attention";
 
 export function mount(stage, { signal }) {
   stage.classList.add("dial");
@@ -116,7 +122,7 @@ export function mount(stage, { signal }) {
     node.addEventListener("focus", grabbed, { signal });
     const move = (x, y) => { place([snap(x), snap(y)]); ask(); };
     told.push(draggable(node, {
-      root: keyPlane.root, label, signal, text: () => describe(where),
+      root: keyPlane.root, label, signal, text: () => describe(where), from: () => at(where()),
       move: (x, y) => move((x - SIZE / 2) / UNIT, (SIZE / 2 - y) / UNIT),
       nudge: (dx, dy) => { const [x, y] = where(); move(x + 2 * dx / GRID, y - 2 * dy / GRID); },
     }));
@@ -131,6 +137,9 @@ export function mount(stage, { signal }) {
   const queryHandle = handle("query", "q", "Query", () => state.query, () => {}, p => { state.query = p; });
   const keyHandles = state.keys.map((_, j) =>
     handle("key", j + 1, `Key ${j + 1}`, () => state.keys[j], () => grab(j), p => { state.keys[j] = p; }));
+  // The chosen key is seen above the others, wherever it is in their order.
+  const topText = svg("text");
+  const top = keyPlane.add(keyPlane.root, "g", { class: "key chosen top", "aria-hidden": "true" }, svg("circle", { class: "dot" }), topText);
 
   valuePlane.add(valuePlane.inner, "path", { class: "hull", d: `M${[0, 4, 2, 1, 3].map(j => at(VALUES[j]).join(" ")).join("L")}Z` });
   const pulls = VALUES.map(() => valuePlane.add(valuePlane.inner, "path", { class: "pull" }));
@@ -147,7 +156,7 @@ export function mount(stage, { signal }) {
 
   const bars = html("div", { class: "bars numbers" }, html("span", {}, "key"), html("span", {}, "score"), html("span", {}, "weight"), html("span"));
   const bar = (label, score, name = "") => {
-    const parts = { label: html("span", {}, label), score: html("span", {}, score), fill: html("span"), value: html("output") };
+    const parts = { label: html("span", {}, label), score: html("span", {}, score), fill: html("span"), value: html("span", { class: "value" }) };
     bars.append(parts.label, parts.score, html("span", { class: `track ${name}` }, parts.fill), parts.value);
     return parts;
   };
@@ -159,7 +168,7 @@ export function mount(stage, { signal }) {
 
   const beta = slider({ label: "Scale β", min: 0, max: TURNS, step: 1, value: state.turn, show: showScale, signal, change(turn) { state.turn = turn; ask(); } });
   const length = slider({
-    label: "", min: 0, max: 1, step: 0.01, value: 0, show: x => x.toFixed(2), signal,
+    label: "", min: 0, max: 1, value: 0, show: x => x.toFixed(2), signal,
     change(x) {
       const now = Math.hypot(...direction);
       state.keys[state.chosen] = direction.map(c => c * x / now);
@@ -176,13 +185,14 @@ export function mount(stage, { signal }) {
     ask();
   };
   const resets = html("div", { class: "controls" },
-    button("Tie keys 1 and 2", () => put({ ...TIE, chosen: 1, from: TIE.keys[1] }), signal),
+    button("Give keys 1 and 2 equal scores", () => put({ ...TIE, chosen: 1, from: TIE.keys[1] }), signal),
     button("Reset", () => put(START), signal));
 
+  const legend = html("strong");
   stage.append(
-    html("p", { class: "prompt" }, "Turn the scale, and drag a numbered key or the query q."),
+    html("p", { class: "prompt" }, "Move the scale, and drag a numbered key or the query q. Arrow keys move what is selected."),
     html("div", {}, html("strong", {}, "Keys and query"), keyPlane.root),
-    html("div", {}, html("strong", {}, "Values □, output ●"), valuePlane.root),
+    html("div", {}, legend, valuePlane.root),
     html("div", { class: "controls dials" }, beta.node, length.node),
     bars,
     html("div", { class: "facts" }, effective, fact, resets));
@@ -199,12 +209,22 @@ export function mount(stage, { signal }) {
     set(ghostKey, { transform: shift(from), visibility: went ? "visible" : "hidden" });
     set(queryArrow, { d: arrow(at([0, 0]), at(query), 0, 0) });
     set(queryHandle, { transform: shift(query) });
-    keyHandles.forEach((node, j) => { set(node, { transform: shift(keys[j]) }); node.classList.toggle("chosen", j === chosen); });
+    const places = [query, ...keys].map(at);
+    [queryHandle, ...keyHandles].forEach((node, j) => {
+      // A finger needs room, but a handle must not take its neighbor's.
+      const near = Math.min(...places.filter((_, i) => i !== j).map(p => Math.hypot(...minus(p, places[j]))));
+      set(node, { transform: shift(j ? keys[j - 1] : query) });
+      set(node.firstChild, { r: Math.min(17, Math.max(7, near / 2)) });
+    });
+    set(top, { transform: shift(key) });
+    topText.textContent = name;
+    legend.textContent = `Values □, output ●, without key ${name} ○`;
 
     set(slide, { d: line(seen.without, VALUES[chosen]) });
     set(end, { transform: shift(seen.without) });
     set(ghost, { transform: shift(seen.before), visibility: went ? "visible" : "hidden" });
-    set(predicted, { d: arrow(at(seen.before), at(seen.before.map((h, c) => h + seen.step[c])), 9) });
+    const [start, goal] = [at(seen.before), at(seen.before.map((h, c) => h + seen.step[c]))], share = inside(start, goal);
+    set(predicted, { d: arrow(start, start.map((x, c) => x + share * (goal[c] - x)), 9) });
     set(output, { transform: shift(seen.output) });
     seen.weights.forEach((a, j) => {
       set(pulls[j], { d: line(seen.output, VALUES[j]), "stroke-width": 7 * a });
@@ -219,7 +239,7 @@ export function mount(stage, { signal }) {
     effective.textContent = `Effective number of keys: ${seen.effective.toFixed(2)} of ${keys.length}. Output: ${point(seen.output)}.`;
     const size2 = x => fixed(Math.hypot(...x), 3);
     fact.textContent = went
-      ? `Key ${name} has moved. Predicted step (arrow): ${size2(seen.step)}; real step: ${size2(seen.moved)}.`
+      ? `Key ${name} moved from the dashed circle: predicted step (arrow${share < 1 ? ", cut at the frame" : ""}) ${size2(seen.step)}, real step ${size2(seen.moved)}.${seen.beta === Infinity ? " Hard attention has no slope." : ""}`
       : `Move key ${name}: the output will stay on the line from ○ to value ${name}.`;
     length.node.firstChild.textContent = `Length of key ${name}`;
     length.input.max = longest(direction);

@@ -125,14 +125,18 @@ function board(head, pick, signal) {
   return { node, show };
 }
 
+export const label = "Choose where heads attend";
+
 export function mount(stage, { signal }) {
   stage.classList.add("heads");
-  const state = { ...START, chosen: [picture("both"), picture("self")], several: false };
+  const state = { ...START, chosen: [picture("both"), picture("self")], several: true };
   const draw = eachFrame(show, signal);
 
   const task = choice({ label: "Task", options: { identity: "identity", permutation: "reverse the order", convolution: "convolution of two neighbors" }, value: state.task, signal, change: value => { state.task = value; draw(); } });
-  const second = toggle({ label: "second head", value: state.second, signal, change: on => { state.second = on; draw(); } });
-  const several = toggle({ label: "several keys per row", signal, change: on => { state.several = on; } });
+  const second = toggle({ label: "second head", value: state.second, signal, change: on => { state.second = on; follow(); draw(); } });
+  const several = toggle({ label: "several keys per row", value: state.several, signal, change: on => { state.several = on; } });
+  // Where rows have several keys, a click adds or removes one; elsewhere it moves the one.
+  const follow = () => { several.input.checked = state.several = state.chosen.slice(0, state.second ? 2 : 1).flat().some(row => row.length > 1); };
   const angle = slider({ label: "Angle between W₁ and W₂", min: 0, max: 180, step: 5, value: state.angle, show: x => `${x}°`, signal, change: x => { state.angle = x; draw(); } });
 
   const names = { left: "left neighbor", right: "right neighbor", both: "both neighbors", self: "itself", reverse: "mirror image", all: "all tokens", own: "my own choice" };
@@ -144,10 +148,12 @@ export function mount(stage, { signal }) {
       else if (row.length > 1) state.chosen[r][i] = row.filter(key => key !== j);
       draw();
     }, signal);
-    const preset = choice({ label: `Head ${r + 1} attends to`, options: names, signal, change: name => { if (name !== "own") state.chosen[r] = picture(name); draw(); } });
+    const preset = choice({ label: `Head ${r + 1} attends to`, options: names, signal, change: name => { state.chosen[r] = picture(name); follow(); draw(); } });
+    // It says what is shown, and is no picture to choose.
+    preset.select.querySelector("[value=own]").disabled = true;
     const box = pointer("box");
     const words = html("output", { class: "numbers" });
-    const dial = svg("svg", { viewBox: "-26 -26 52 52", class: "dial", "aria-hidden": "true" }, ...box.nodes);
+    const dial = svg("svg", { viewBox: "-22 -22 44 44", class: "dial", "aria-hidden": "true" }, ...box.nodes);
     const node = html("div", { class: "head" }, preset.node, table.node, html("div", { class: "what" }, dial, words));
     return { node, table, preset, box, words };
   });
@@ -164,6 +170,9 @@ export function mount(stage, { signal }) {
     wanted.push(pointer("wanted"));
     map.append(...made[i].nodes, ...wanted[i].nodes);
   }
+  // Names of the two taps, in the middle row.
+  const tapNames = ["W₁", "W₂"].map((name, t) => svg("text", { x: 72 + 96 * t, class: "soft" }, name));
+  map.append(...tapNames);
 
   const X = degrees => 34 + 216 * degrees / 180, Y = e => 112 - 48 * e;
   const plot = drawing(264, 150, "Error per output against the angle");
@@ -172,7 +181,7 @@ export function mount(stage, { signal }) {
   for (let degrees = 0; degrees <= 180; degrees += 5) curve += `${X(degrees)} ${Y(floor(...taps(degrees)))}L`;
   const dot = svg("circle", { r: 6, class: "now" });
   plot.append(
-    svg("path", { class: "axis", d: `M34 ${Y(2)}V${Y(0)}H250` }),
+    svg("path", { class: "axis", d: `M34 ${Y(2)}V${Y(0)}H250` }), svg("text", { x: 40, y: Y(2) + 5, class: "soft" }, "error"),
     ...[0, 1, 2].map(e => svg("text", { x: 28, y: Y(e) + 5, "text-anchor": "end", class: "soft" }, String(e))),
     ...[0, 90, 180].map(a => svg("text", { x: X(a), y: 130, "text-anchor": "middle", class: "soft" }, `${a}°`)),
     svg("text", { x: 142, y: 147, "text-anchor": "middle", class: "soft" }, "angle between W₁ and W₂"),
@@ -182,18 +191,20 @@ export function mount(stage, { signal }) {
 
   const told = html("output", { class: "told", "aria-live": "polite" });
   const reset = button("Reset", () => {
-    Object.assign(state, START, { chosen: [picture("both"), picture("self")], several: false });
+    Object.assign(state, START, { chosen: [picture("both"), picture("self")] });
     task.select.value = state.task;
-    second.input.checked = several.input.checked = false;
+    second.input.checked = state.second;
+    follow();
     angle.set(state.angle);
     draw();
   }, signal);
 
   stage.append(
-    html("p", { class: "prompt" }, "Click cells to choose where each query attends, and make the solid arrows cover the dashed ones. The best matrices B for your choice are computed for you."),
+    html("p", { class: "prompt" }, "Click cells to choose where each query attends, and make the solid arrows cover the dashed ones. Each row keeps at least one key. The best matrices B for your choice are computed for you; their arrows are drawn at half size."),
     html("div", { class: "controls" }, task.node, second.node, several.node),
+    told,
     html("div", { class: "work" }, ...heads.map(head => head.node), html("div", { class: "map" }, html("div", {}, "Layer (solid) and task (dashed)"), map)),
-    html("div", { class: "limit" }, html("div", { class: "turn" }, angle.node, told, html("div", { class: "controls" }, reset)), plot),
+    html("div", { class: "limit" }, html("div", { class: "turn" }, angle.node, html("div", { class: "controls" }, reset)), plot),
   );
 
   function show() {
@@ -209,7 +220,7 @@ export function mount(stage, { signal }) {
       head.preset.select.value = Object.keys(names).find(name => name !== "own" && JSON.stringify(picture(name)) === text) ?? "own";
       if (r >= used) return;
       const [x, y] = boxes[r];
-      head.box.move(0, 0, 22 * x, -22 * y);
+      head.box.move(0, 0, UNIT / 2 * x, -UNIT / 2 * y);
       head.words.textContent = `B${"₁₂"[r]} = (${number(x)}, ${number(y)})`;
     });
     goal.forEach((row, i) => row.forEach((cell, j) => {
@@ -217,6 +228,7 @@ export function mount(stage, { signal }) {
       wanted[k].move(...place, UNIT * cell[0], -UNIT * cell[1]);
       made[k].move(...place, UNIT * x, -UNIT * y);
     }));
+    tapNames.forEach((name, t) => set(name, { y: t && state.angle >= 90 ? 161 : 131, display: convolution ? null : "none" }));
     angle.node.hidden = !convolution;
     plot.toggleAttribute("hidden", !convolution);
     set(dot, { cx: X(state.angle), cy: Y(off) });
@@ -224,10 +236,11 @@ export function mount(stage, { signal }) {
     stage.dataset.error = off;
     stage.dataset.reached = reached;
     told.replaceChildren(
-      html("strong", {}, reached ? "✓ Reached. " : `Error ${number(off)}. `),
+      html("strong", {}, reached ? "✓ Reached, with error 0. " : `Error ${number(off)}. `),
       reached ? "The layer computes the task exactly."
-        : best ? "No single head does better at this angle: one matrix serves both neighbors."
-          : least > 0 ? `The best single head has an error of ${number(least)}.` : `It can be reached with ${used === 1 ? "one head" : "two heads"}.`,
+        : best ? `No single head does better at this angle: ${state.chosen[0].some(row => row.length > 1) ? "one matrix serves both neighbors" : "it serves one neighbor and drops the other"}.`
+          : least > 0 ? `The best single head has an error of ${number(least)}.`
+            : `${convolution && state.angle > 0 ? "Two heads are" : "One head is"} enough for this task, but not with these keys.`,
     );
   }
   show();

@@ -75,6 +75,8 @@ export function uniformDistance(grid, patch) {
 
 export const percent = p => `${(100 * p).toFixed(p > 0 && p < 0.0995 ? 1 : 0)}%`;
 
+export const label = "A Vision Transformer at work";
+
 export function mount(stage, { signal }) {
   stage.classList.add("live_vit");
   const figure = stage.parentElement;
@@ -247,7 +249,7 @@ function show(stage, { about, config, classes, samples, look }, signal) {
     sheet.append(html("span", { class: "soft" }, `head ${head + 1}`));
     for (let layer = 0; layer < depth; layer++) sheet.append(option(`${layer} ${head}`, `layer ${layer + 1}, head ${head + 1}`, small()));
   }
-  const plain = html("label", { class: "toggle" }, html("input", { type: "radio", name: `${name}-map` }), html("span", {}, "nothing over the image"));
+  const plain = html("label", { class: "toggle" }, html("input", { type: "radio", name: `${name}-map` }), html("span", {}, "no map over the image"));
   plain.firstChild.checked = true;
   plain.firstChild.addEventListener("change", () => { overlay = "none"; drawImage(); }, { signal });
   const rollouts = html("div", { class: "rollouts" },
@@ -256,7 +258,7 @@ function show(stage, { about, config, classes, samples, look }, signal) {
 
   // --- what can be done to the image ---
   const shuffle = toggle({ label: "Shuffle the patches", change: () => compute(), signal });
-  const again = button("New order", () => { seed += 1; shuffle.input.checked = true; compute(); }, signal);
+  const again = button("Shuffle in a new order", () => { seed += 1; shuffle.input.checked = true; compute(); }, signal);
   const bare = toggle({ label: "Remove the positions", change: () => compute(), signal });
   const reset = button("Reset", () => {
     sample = samples[first];
@@ -284,6 +286,7 @@ function show(stage, { about, config, classes, samples, look }, signal) {
   }
 
   async function compute() {
+    stage.setAttribute("aria-busy", "true");
     const mine = ++turn, order = shuffle.input.checked ? seed : 0, positions = !bare.input.checked;
     let found, given, ordered;
     try {
@@ -293,13 +296,14 @@ function show(stage, { about, config, classes, samples, look }, signal) {
       return;
     }
     if (signal.aborted || mine !== turn) return;
+    stage.removeAttribute("aria-busy");
     seen = { ...found, given, pixels: pixelsOf(order) };
     stage.dataset.run = `${sample.label ?? "own"} ${order} ${positions}`;
     const [best] = ranked(found.probabilities), [before] = ranked(given.probabilities);
     const words = (k, chances) => `${classes[k]}, ${percent(chances[k])}`;
     const same = order && !positions && found.logits.every((y, k) => Math.abs(y - ordered.logits[k]) < 1e-9);
     status.textContent = `The model says ${words(best, found.probabilities)}.` +
-      (order || !positions ? ` Before (the marks): ${words(before, given.probabilities)}.` : "") +
+      (order || !positions ? ` On the unchanged image (the marks): ${words(before, given.probabilities)}.` : "") +
       (same ? " Without positions the order makes no difference: shuffled or not, the logits are the same." : "") +
       (order || !positions ? "" : sample.label ? ` The label says ${sample.label}.` : " It knows these ten classes and no other.");
     answers.forEach(({ node, bar, tick, number }, k) => {
@@ -356,12 +360,11 @@ function show(stage, { about, config, classes, samples, look }, signal) {
   stage.replaceChildren(
     html("p", {}, "Choose an image, then point at its patches: every map shows where one head attends from the outlined patch. Choose a map to lay it over the image."),
     html("div", { class: "controls" }, thumbnails, button("Your own image …", () => picker.click(), signal), picker,
-      html("span", { class: "soft" }, "or drop or paste one: it stays in this browser")),
+      html("span", { class: "soft" }, html("span", { class: "drop" }, "or drop or paste one: "), "it stays in your browser")),
     html("div", { class: "columns" },
-      html("div", {}, html("div", { class: "view" }, view, root), status),
+      html("div", {}, html("div", { class: "view" }, view, root), status, html("div", { class: "controls" }, shuffle.node, again, bare.node, reset)),
       html("div", { class: "answers" }, html("ul", { class: "bars" }, ...answers.map(({ node }) => node)),
-        html("p", { class: "soft" }, `Of ${about.test_images.toLocaleString("en-US")} test images it classifies ${(100 * about.test_accuracy).toFixed(1)}% correctly.`),
-        html("div", { class: "controls" }, shuffle.node, again, bare.node, reset)),
+        html("p", { class: "soft" }, `Of ${about.test_images.toLocaleString("en-US")} test images it classifies ${(100 * about.test_accuracy).toFixed(1)}% correctly.`)),
       html("div", { class: "all", role: "radiogroup", "aria-label": "Map to lay over the image" },
         html("div", { class: "controls" }, heading, plain), sheet,
         html("p", { class: "soft" }, `Full color: the largest weight of a map, or four times an equal share if no weight is larger. The number is the head’s attention distance on this image, over all patches, in pixels; uniform attention has ${uniform}.`))),

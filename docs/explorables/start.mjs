@@ -4,12 +4,12 @@
 let leave = new AbortController();
 
 async function enliven(figure, signal) {
-  const { mount } = await import(new URL(`${figure.dataset.explorable}.mjs`, import.meta.url));
+  const { mount, label } = await import(new URL(`${figure.dataset.explorable}.mjs`, import.meta.url));
   if (signal.aborted) return;
   const stage = document.createElement("div");
   stage.className = "stage";
   stage.setAttribute("role", "group");
-  stage.setAttribute("aria-label", figure.querySelector("svg > title").textContent);
+  stage.setAttribute("aria-label", label);
   const still = figure.querySelector(".panels");
   still.before(stage);
   await mount(stage, { signal });
@@ -25,8 +25,13 @@ function begin() {
     for (const { target, isIntersecting } of entries)
       if (isIntersecting) { watch.unobserve(target); enliven(target, signal); }
   }, { rootMargin: "300px" });
-  signal.addEventListener("abort", () => watch.disconnect());
-  document.querySelectorAll("figure.explorable:not(.live)").forEach(figure => watch.observe(figure));
+  // The theme's button back to the top would cover controls.
+  const near = new Set(), cover = new IntersectionObserver(entries => {
+    for (const { target, isIntersecting } of entries) near[isIntersecting ? "add" : "delete"](target);
+    document.body.classList.toggle("exploring", near.size > 0);
+  });
+  signal.addEventListener("abort", () => { watch.disconnect(); cover.disconnect(); document.body.classList.remove("exploring"); });
+  document.querySelectorAll("figure.explorable:not(.live)").forEach(figure => { watch.observe(figure); cover.observe(figure); });
 }
 
 document$.subscribe(begin);

@@ -27,7 +27,7 @@ from transformers_hw.attention_as_convolution import (
 ROOT = Path(__file__).parents[3]
 F64 = torch.float64
 ROWS, COLUMNS = 11, 14
-MATH = "convolution_math"
+MATH, LEARNING = "convolution_math", "convolution_learning"
 HARD = 1e30
 TOLD = "document.querySelector('.stage.convolution .told').textContent"
 EXACT = {"rtol": 0.0, "atol": 1e-11}
@@ -259,7 +259,7 @@ def test_gradients_are_autograds(evaluate: Any, radius: int) -> None:
             1,
         )
         call = ("lossAndGradient", heads.flatten(), wanted.flatten(), radius)
-        (seen,) = evaluate(MATH, call)
+        (seen,) = evaluate(LEARNING, call)
         assert seen["loss"] == pytest.approx(loss.item(), rel=1e-12)
         torch.testing.assert_close(
             as_tensor(seen["gradient"]), by.flatten(), rtol=1e-9, atol=1e-10
@@ -284,8 +284,9 @@ def test_learning_reaches_the_kernel_from_random_starts(
 ) -> None:
     kernel = as_tensor(KERNELS[name])
     calls = [("learn", kernel, 1, seed) for seed in (1, 2, 3)]
-    starts = evaluate(MATH, *[("randomHeads", seed, kernel, 1) for seed in (1, 2, 3)])
-    for start, seen in zip(starts, evaluate(MATH, *calls), strict=True):
+    begins = [("randomHeads", seed, kernel, 1) for seed in (1, 2, 3)]
+    found = zip(evaluate(LEARNING, *begins), evaluate(LEARNING, *calls), strict=True)
+    for start, seen in found:
         begin, end = as_tensor(start), as_tensor(seen["heads"])
         assert seen["error"] < 5e-4 * kernel.abs().max()
         assert (end - begin)[:, :2].norm(dim=1).max() > 0.5
@@ -299,7 +300,7 @@ def test_learning_reaches_the_kernel_from_random_starts(
 def test_soft_starts_arrive_and_some_sharp_ones_do_not(evaluate: Any) -> None:
     def reached(sharp: bool) -> int:
         calls = [("learn", OUTLINE, 1, seed, sharp) for seed in range(1, 9)]
-        return sum(seen["error"] < 0.08 for seen in evaluate(MATH, *calls))
+        return sum(seen["error"] < 0.08 for seen in evaluate(LEARNING, *calls))
 
     # How many sharp ones arrive depends on rounding.
     assert reached(False) == 8
@@ -392,7 +393,7 @@ def test_numbers_are_written_for_people(evaluate: Any) -> None:
         ("weightText", -16.96): "−17",
         ("weightText", 0.0625): "0.06",
         ("whereabouts", -1, 0.5): "1 up, 0.5 right",
-        ("whereabouts", 0.001, 0): "on the query",
+        ("whereabouts", 0.001, 0): "to the query itself",
     }
     assert evaluate(MATH, *calls) == list(calls.values())
 
@@ -556,8 +557,8 @@ def test_the_record_is_replayed_and_an_image_of_ones_own_is_read(
     bad = {"name": "no.png", "mimeType": "image/png", "buffer": b"no image"}
     stage.get_by_label("Your own image").set_input_files(bad)
     stage.wait_for_function(
-        """() => document.querySelector('.stage.convolution [role=status]')
-        .textContent.includes('not an image')"""
+        """() => document.querySelector('.stage.convolution .settings [role=status]')
+        .textContent.includes('cannot read')"""
     )
 
 

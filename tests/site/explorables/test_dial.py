@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 from torch import Tensor
 
 from transformers_hw.attention import attention_weights, dot_product_attention, softmax
@@ -216,7 +216,7 @@ def check(page: Page, query: Any, keys: Any, values: Tensor, beta: float) -> Non
     output, weights = dot_product_attention(
         *rows, values, scale=beta, return_weights=True
     )
-    shown = page.locator(".stage.dial .bars output").all_inner_texts()
+    shown = page.locator(".stage.dial .bars .value").all_inner_texts()
     entropy = float(torch.special.entr(weights).sum())
     assert shown == [f"{a:.3f}" for a in (*weights[0].tolist(), entropy)]
     place = page.locator(".stage.dial .output").get_attribute("transform") or ""
@@ -235,7 +235,7 @@ def test_keys_move_by_arrows_and_the_scale_turns(stage: Page, evaluate: Any) -> 
     beta.press("End")
     assert beta.get_attribute("aria-valuetext") == "∞ (hard)"
     check(stage, query, keys, values, math.inf)
-    stage.get_by_role("button", name="Tie keys 1 and 2").click()
+    stage.get_by_role("button", name="Give keys 1 and 2").click()
     keys[0], keys[1] = [1.25, 0.25], [0.5, 1.5]
     check(stage, query, keys, values, math.inf)
     beta.focus()
@@ -253,6 +253,28 @@ def test_keys_move_by_arrows_and_the_scale_turns(stage: Page, evaluate: Any) -> 
     assert (third.get_attribute("aria-valuetext") or "").startswith(
         "(−0.50, 0.94), score"
     )
+
+
+def test_a_handle_keeps_its_distance_and_keys_lead_to_the_edges(stage: Page) -> None:
+    handle = stage.get_by_role("slider", name="Key 5", exact=True)
+    box = handle.locator(".dot").bounding_box()
+    assert box
+    x, y = box["x"] + box["width"] / 2 + 5, box["y"] + box["height"] / 2
+    stage.mouse.move(x, y)
+    stage.mouse.down()
+    stage.mouse.move(x + 0.1, y)
+    stage.mouse.up()
+    told = re.compile(r"^\(0\.50, −1\.25\)")
+    expect(handle).to_have_attribute("aria-valuetext", told)
+    # A ring is for the keyboard only.
+    expect(handle).to_have_class(re.compile("pointed"))
+    before = stage.evaluate("scrollY")
+    for key, place in {"Home": "−2.00, −1.25", "End": "2.00, −1.25"}.items():
+        handle.press(key)
+        told = re.compile(rf"^\({re.escape(place)}\)")
+        expect(handle).to_have_attribute("aria-valuetext", told)
+    assert stage.evaluate("scrollY") == before
+    expect(handle).not_to_have_class(re.compile("pointed"))
 
 
 def test_a_dragged_key_slides_the_output_and_leaving_ends_it(
@@ -278,7 +300,7 @@ def test_a_dragged_key_slides_the_output_and_leaving_ends_it(
     now = {"keys": keys, "chosen": 0, "from": state["keys"][0]}
     (seen,) = evaluate("dial", ("look", state | now))
     step, real = f"{norm(seen['step']):.3f}", f"{norm(seen['moved']):.3f}"
-    fact = f"Predicted step (arrow): {step}; real step: {real}."
+    fact = f"predicted step (arrow) {step}, real step {real}."
     assert fact in stage.locator(".stage.dial .facts").inner_text()
     stage.evaluate("window.kept = document.querySelector('.stage.dial g.key')")
     assert not stage.evaluate(DEAF)

@@ -246,7 +246,7 @@ def test_boards_and_angle_by_keyboard_and_mouse(page: Page, address: str) -> Non
     board = stage.get_by_role("group", name="where head 2 attends")
     board.get_by_role("button", name="query 3, key 1").click()
     expect(stage.get_by_label("Head 2 attends to")).to_have_value("own")
-    check(180, "It can be reached with two heads")
+    check(180, "Two heads are enough for this task")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
