@@ -25,7 +25,6 @@ from transformers_hw.lab.experiment import (
     Metrics,
     Results,
     TrainingExampleConfig,
-    minutes,
     run_example,
     spread,
 )
@@ -121,18 +120,15 @@ def measure(
 ) -> list[nn.Module]:
     """Train a model from every seed, test it, and note how many answers are right."""
     config = experiment.config
-    models, took, tests = [], [], []
-    for seed in config.all_seeds:
-        model, minutes_taken = train(experiment, name, make_model, rate, seed)
-        models.append(model)
-        took.append(minutes_taken)
-        tests.append(accuracies(experiment, model))
+    models = [
+        train(experiment, name, make_model, rate, seed) for seed in config.all_seeds
+    ]
+    tests = [accuracies(experiment, model) for model in models]
     found = {key: torch.stack([test[key] for test in tests]) for key in tests[0]}
     experiment.results |= {f"{key}.{name}": x for key, x in found.items()}
     texts, characters = found["texts"], found["characters"]
     experiment.metrics["models"][name] = {
         "parameters": count_parameters(models[0]),
-        "minutes": spread(took),
         "longest_text_mostly_right": spread(map(longest_mostly_right, texts)),
         "texts_right_at_trained_length": spread(texts[:, config.length - 1].tolist()),
         "texts_right_at_twice_that": spread(texts[:, -1].tolist()),
@@ -154,8 +150,8 @@ def train(
     make_model: Callable[[], nn.Module],
     rate: float,
     seed: int,
-) -> tuple[nn.Module, float]:
-    """Train a model on texts of up to `config.length` characters; time it."""
+) -> nn.Module:
+    """Train a model on texts of up to `config.length` characters."""
     config = experiment.config
 
     def make(samples: int, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -174,7 +170,7 @@ def train(
         logits = model(source, target_inputs)
         return cross_entropy_sums(logits, target, padding_token=TASK.pad)
 
-    model, progress = experiment.train(
+    model, _ = experiment.train(
         name,
         make_model,
         GeneratedBatches(make, config.batch_size, seed=seed),
@@ -187,7 +183,7 @@ def train(
         weight_decay=0.0,
         identity={"length": config.length},
     )
-    return model, minutes(progress)
+    return model
 
 
 @torch.no_grad()

@@ -95,7 +95,7 @@ class Config(TrainingExampleConfig):
     """Initializations over which each gradient is averaged."""
     parts: tuple[str, ...] = ()
     """Parts to run: language_model, or an empty name for the others; all by default."""
-    text_steps: int = 60
+    text_steps: int = 400
     """Training steps of the language model."""
     text_dim: int = 48
     """Dimension of its tokens; a head has 16."""
@@ -192,7 +192,7 @@ def compute(experiment: Experiment[Config]) -> None:
     }
     metrics["floor_without_order"] = round(floor_without_order(config.length), 4)
     dim = 2 * config.dim
-    model, history, _ = train(
+    model, history = train(
         experiment,
         "change_of_case",
         partial(Transformer, len(CASE), dim=dim, heads=2, hidden_dim=4 * dim, depth=2),
@@ -341,8 +341,8 @@ def train_from_seeds(
         train(experiment, name, make_model, make, seed=seed, **options)
         for seed in experiment.config.all_seeds
     ]
-    losses = [[entry["loss"] for entry in history] for _, history, _ in trained]
-    accuracies = [history[-1]["accuracy"] for _, history, _ in trained]
+    losses = [[entry["loss"] for entry in history] for _, history in trained]
+    accuracies = [history[-1]["accuracy"] for _, history in trained]
     steps = [entry["step"] for entry in trained[0][1]]
     experiment.results["steps"] = torch.tensor(steps)
     experiment.results[f"loss.{name}"] = torch.tensor(losses)
@@ -350,7 +350,6 @@ def train_from_seeds(
         "last_loss": spread(curve[-1] for curve in losses),
         "accuracy": spread(accuracies),
         "seeds_that_learned": sum(accuracy >= LEARNED for accuracy in accuracies),
-        "minutes": spread(took for _, _, took in trained),
     }
 
 
@@ -362,8 +361,8 @@ def train(
     *,
     seed: int,
     **options: Any,
-) -> tuple[nn.Module, list[dict[str, float]], float]:
-    """Train a model; return it, its losses on fresh samples, and the minutes."""
+) -> tuple[nn.Module, list[dict[str, float]]]:
+    """Train a model; return it, and its losses on fresh samples."""
     config = experiment.config
 
     def objective(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -383,8 +382,7 @@ def train(
         identity={"length": config.length},
         **options,
     )
-    history = [{"step": x["step"], **x["train"]} for x in progress.history]
-    return model, history, minutes(progress)
+    return model, [{"step": x["step"], **x["train"]} for x in progress.history]
 
 
 @torch.no_grad()

