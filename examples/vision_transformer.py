@@ -63,14 +63,17 @@ from transformers_hw.summary import count_parameters
 from transformers_hw.vision_transformer import Pool
 
 PERCENTS = (10, 1, 100)
-# Models that differ in their positions are tested after every so many epochs.
-EPOCHS_PER_TEST = 2
+# How often models that differ in their positions are tested, at most.
+TESTS = 10
 POSITIONS = {
     "none": "none",
     "learned": "learned, 1-D",
     "axial": "learned, 2-D",
     "sinusoidal": "sinusoidal",
 }
+# How they start: as large as sinusoids, whose mean square is one half; or small, as
+# `VisionTransformer` starts a table, to see which layout it learns.
+LARGE, SMALL = math.sqrt(0.5), 0.02
 # By name: the label, and the keywords of `initialize`; `None` is to leave a model as
 # it is.
 NOTHING = {"attend": None, "values": False, "whiten": False}
@@ -85,7 +88,7 @@ STARTS: dict[str, tuple[str, dict[str, Any] | None]] = {
 RESNETS = {"resnet": "ResNet", "resnet_whitened": "ResNet + whitening"}
 # Those that are also compared on 1 % and on all of the images.
 COMPARED = ("default", "all", "resnet")
-# Other libraries' models, on 1 % of the images.
+# Other libraries' models, on 1 % and on 10 % of the images.
 LIBRARIES = ("timm", "torchvision")
 # Those whose heads are drawn.
 MAPPED = ("vit_default", "vit_all")
@@ -126,12 +129,14 @@ class Config(ImageExampleConfig):
     """Sizes of the models that differ in how they start."""
     small: Sizes = Sizes(dim=48, depth=3, heads=3, hidden_dim=96)
     """Sizes of the models that differ in their positions."""
-    epochs: int = 25
+    epochs: int = 60
     """Training epochs of the main model."""
     smoothing: float = 0.1
     """Label smoothing of the main model."""
     main_crop_padding: int = 4
     """Largest shift of a training image of the main model, in pixels."""
+    main_erase: int = 12
+    """Side of the square erased from a training image of the main model, in pixels."""
     main_learning_rate: float = 1e-3
     """Peak learning rate of the main model."""
     samples_of_1_percent: int = 15_000
@@ -142,7 +147,7 @@ class Config(ImageExampleConfig):
     """Images seen in training on all of them, counting repetitions."""
     validation_fraction: float = 0.1
     """Fraction of the training images to choose a way to start by."""
-    position_epochs: int = 12
+    position_epochs: int = 40
     """Training epochs of the models that differ in their positions."""
     position_fraction: float = 0.1
     """Fraction of the images they are trained on."""
@@ -166,6 +171,7 @@ PRESETS = {
         seeds=1,
         epochs=25,
         main_crop_padding=1,
+        main_erase=0,
         samples_of_1_percent=1_000,
         samples_of_10_percent=2_000,
         samples_of_100_percent=10_000,
@@ -248,13 +254,18 @@ def train(
 
 
 def outcome(
-    model: nn.Module, split: Split, found: list[Progress], tests: tuple[str, ...]
+    experiment: Experiment[Config],
+    model: nn.Module,
+    split: Split,
+    found: list[Progress],
+    tests: tuple[str, ...],
 ) -> Metrics:
     """Return size, cost and accuracies of a model that several seeds gave."""
     last = [progress.history[-1] for progress in found]
     seen = [sum(x["train"]["count"] for x in progress.history) for progress in found]
     return {
         "parameters": count_parameters(model),
+        "million_multiply_adds": million_multiply_adds(experiment, model),
         "images": len(split),
         "samples": seen[0],
         "seeds": len(found),
@@ -308,7 +319,10 @@ def main(experiment: Experiment[Config]) -> None:
         evaluations=config.epochs,
         seed=config.seed,
         smoothing=config.smoothing,
-        augmentation={"crop_padding": config.main_crop_padding},
+        augmentation={
+            "crop_padding": config.main_crop_padding,
+            "erase": config.main_erase,
+        },
         learning_rate=config.main_learning_rate,
     )
     experiment.results["curve"] = torch.tensor(
@@ -317,10 +331,9 @@ def main(experiment: Experiment[Config]) -> None:
             for entry in progress.history
         ]
     )
-    experiment.metrics |= outcome(model, split, [progress], ("test",))
+    experiment.metrics |= outcome(experiment, model, split, [progress], ("test",))
     experiment.metrics |= {
         "epochs": config.epochs,
-        "million_multiply_adds": million_multiply_adds(experiment, model),
         "samples_per_second": round(
             experiment.metrics["samples"] / max(progress.seconds, 1e-9)
         ),
@@ -474,15 +487,17 @@ def rounded(x: Tensor) -> float:
 
 
 def mean_cosines(cosines: Tensor) -> dict[str, float]:
-    """Average the cosines of positions in one row, in one column, and in neither."""
+    """Average the cosines of positions that share a row, a column, or neither."""
     indices = torch.meshgrid(*map(torch.arange, cosines.shape), indexing="ij")
     rows, columns = indices[0] - indices[2], indices[1] - indices[3]
+    mirrored = indices[1] + indices[3] == cosines.shape[1] - 1
     cosines = cosines.cpu()
     return {
         "same_row": rounded(cosines[(rows == 0) & (columns != 0)].mean()),
         "same_column": rounded(cosines[(rows != 0) & (columns == 0)].mean()),
         "neither": rounded(cosines[(rows != 0) & (columns != 0)].mean()),
         "adjacent": rounded(cosines[rows.abs() + columns.abs() == 1].mean()),
+        "mirror_images": rounded(cosines[(rows == 0) & mirrored].mean()),
     }
 
 
@@ -505,10 +520,6 @@ def initialization(experiment: Experiment[Config]) -> None:
         100: config.samples_of_100_percent,
     }
     makers = network_makers(experiment)
-    metrics["million_multiply_adds"] = {
-        name: million_multiply_adds(experiment, makers[key](train_split).eval())
-        for name, key in (("vit", ("vit", "default")), ("resnet", ("", "resnet")))
-    }
     metrics["models"] = {}
     for percent in PERCENTS:
         chosen = [key for key in makers if is_compared(key, percent)]
@@ -530,7 +541,7 @@ def initialization(experiment: Experiment[Config]) -> None:
                 )
                 found[key].append(progress)
                 metrics["models"][f"{name}_{percent}_percent"] = outcome(
-                    model, split, found[key], tuple(tests)
+                    experiment, model, split, found[key], tuple(tests)
                 )
                 if seed == config.seed and percent == 10 and name in MAPPED:
                     torch.manual_seed(seed)
@@ -544,7 +555,7 @@ def is_compared(key: tuple[str, str], percent: int) -> bool:
     """Return whether a model is trained on that share of the images."""
     library, start = key
     if library in LIBRARIES:
-        return percent == 1
+        return percent < 100
     return percent == 10 or start in COMPARED
 
 
@@ -691,18 +702,18 @@ def conclude(experiment: Experiment[Config]) -> None:
         ],
     )
 
-    def accuracy(name: str, percent: int) -> float:
-        return models[f"{name}_{percent}_percent"]["test_accuracy"]["mean"]
+    def gap_closed(percent: int, to: str = "resnet") -> float:
+        default, local, other = (
+            models[f"{name}_{percent}_percent"]["test_accuracy"]["mean"]
+            for name in ("vit_default", "vit_all", to)
+        )
+        return round((local - default) / (other - default), 3)
 
     metrics["gap_closed"] = {
-        f"of_{percent}_percent": round(
-            (accuracy("vit_all", percent) - accuracy("vit_default", percent))
-            / (accuracy("resnet", percent) - accuracy("vit_default", percent)),
-            3,
-        )
-        for percent in PERCENTS
+        f"of_{percent}_percent": gap_closed(percent) for percent in PERCENTS
     }
-    # Mean weight on the query and its eight neighbors, layer by layer.
+    metrics["gap_closed_to_whitened"] = gap_closed(10, "resnet_whitened")
+    # Share of attention on the query and its eight neighbors, layer by layer.
     metrics["weight_within_3_by_3"] = {
         f"{name}_{when}": [
             rounded(within(x, 1).mean()) for x in experiment.results[f"{name}.{when}"]
@@ -713,62 +724,86 @@ def conclude(experiment: Experiment[Config]) -> None:
 
 
 def within(maps: Tensor, radius: int) -> Tensor:
-    """Return the weight within a window around the query, for each head."""
-    rows, columns = (n // 2 for n in maps.shape[-2:])
-    window = maps[
-        ..., rows - radius : rows + radius + 1, columns - radius : columns + radius + 1
-    ]
-    return reduce(window, "... i j -> ...", "sum")
+    """Return the share of a head's attention that is within a window around the query.
+
+    An entry of a map is a mean over the queries that have a key at that offset.
+    """
+    rows, columns = (1 + n // 2 for n in maps.shape[-2:])
+    down, right = torch.arange(1 - rows, rows), torch.arange(1 - columns, columns)
+    have_a_key = torch.outer(rows - down.abs(), columns - right.abs())
+    inside = torch.outer(down.abs() <= radius, right.abs() <= radius)
+    shares = maps * have_a_key * inside / (rows * columns)
+    return reduce(shares, "... i j -> ...", "sum")
 
 
 # --- positions ---
 
 
 def positions(experiment: Experiment[Config]) -> None:
-    """Train models with four kinds of positions, which start equally large."""
+    """Train models with four kinds of positions that start equally large.
+
+    Two more tables start small; one of them never sees a mirrored image.
+    """
     config, results, metrics = experiment.config, experiment.results, experiment.metrics
-    metrics["models"], shuffled = {}, {}
-    kinds = {name: (name, config.flip) for name in POSITIONS}
+    kinds = {name: (name, LARGE, config.flip) for name in POSITIONS}
+    kinds["learned_small"] = ("learned", SMALL, config.flip)
     if config.flip:
-        kinds["learned_unmirrored"] = ("learned", False)
-    for name, (kind, flip) in kinds.items():
-        found, curves, moved = [], [], []
+        kinds["learned_small_unmirrored"] = ("learned", SMALL, False)
+    metrics |= {"epochs": config.position_epochs, "models": {}}
+    shuffled, gains = {}, {}
+    for name, (kind, std, flip) in kinds.items():
+        found, curves, moved, cosines = [], [], [], []
         for seed in config.all_seeds:
             part = experiment.dataset.train.subset(config.position_fraction, seed=seed)
             model, progress = train(
                 experiment,
                 name,
-                lambda kind=kind: make_small_vit(experiment, kind),
+                partial(make_small_vit, experiment, kind, std),
                 part,
                 samples=config.position_epochs * len(part),
-                evaluations=max(1, config.position_epochs // EPOCHS_PER_TEST),
+                evaluations=min(TESTS, config.position_epochs),
                 seed=seed,
                 augmentation={"flip": flip},
             )
             found.append(progress)
             curves.append([x["test"]["accuracy"] for x in progress.history])
             moved.append(accuracy_on_shuffled_patches(experiment, model))
-            if kind == "learned" and seed == config.seed:
+            if kind == "learned":
                 table = model.positions.embeddings(model.grid).detach()
-                results[f"similarity.{name}"] = position_similarity(table)
-            metrics["models"][name] = outcome(model, part, found, ("test",))
-        results[f"accuracy.{name}"] = torch.tensor(curves)
+                cosines.append(position_similarity(table))
+            metrics["models"][name] = outcome(experiment, model, part, found, ("test",))
+        accuracies = torch.tensor(curves)
+        results[f"accuracy.{name}"] = accuracies
         shuffled[name] = spread(moved)
+        # Near zero if the models had stopped improving.
+        earlier = accuracies[:, -1 - accuracies.shape[1] // 5]
+        gains[name] = spread((accuracies[:, -1] - earlier).tolist())
+        if cosines:
+            results[f"similarity.{name}"] = torch.stack(cosines)
     metrics["accuracy_on_shuffled_patches"] = shuffled
+    metrics["gain_in_last_fifth"] = gains
     metrics["mean_cosine_of_positions"] = {
-        key.removeprefix("similarity."): mean_cosines(x)
+        key.removeprefix("similarity."): {
+            which: spread((found[which] for found in map(mean_cosines, x)), 3)
+            for which in mean_cosines(x[0])
+        }
         for key, x in results.items()
         if key.startswith("similarity.")
     }
 
 
-def make_small_vit(experiment: Experiment[Config], kind: str) -> VisionTransformer:
-    """Build a small model whose positions start with the mean square of sinusoids."""
+def make_small_vit(
+    experiment: Experiment[Config], kind: str, std: float
+) -> VisionTransformer:
+    """Build a small model whose positions, if learned, start with a standard deviation.
+
+    The positions of the main model are set by `initialize`; these are free to learn.
+    """
     model = make_vit(
         experiment, experiment.config.small, pool="mean", positions=cast(Any, kind)
     )
     for table in model.positions.parameters():
-        nn.init.normal_(table, std=math.sqrt(0.5))
+        nn.init.normal_(table, std=std)
     return model
 
 
@@ -834,8 +869,8 @@ def draw_main(results: Results, metrics: Metrics) -> Drawings:
         random = results["filter_shares_random"].cumsum(1)
         plot_runs(axes, count, random, color=theme.series[5], linestyle=":")
         axes.plot(count, shares.cumsum(0), color=theme.series[0])
-        axes.annotate("trained", (2, 0.9), color=theme.series[0], fontsize=8)
-        axes.annotate("random", (12, 0.35), color=theme.series[5], fontsize=8)
+        axes.annotate("trained", (24, 0.5), color=theme.series[0], fontsize=8)
+        axes.annotate("random", (1, 0.6), color=theme.series[5], fontsize=8)
         axes.set(title="variance explained", xlabel="components", ylim=(0, 1.02))
         as_percent(axes)
 
@@ -977,7 +1012,8 @@ def draw_positions(results: Results, metrics: Metrics) -> Drawings:
         styles = zip(POSITIONS, theme.series, ("-", "--", "-.", ":"), strict=False)
         for number, (name, color, style) in enumerate(styles):
             runs = results[f"accuracy.{name}"]
-            epochs = EPOCHS_PER_TEST * torch.arange(1, runs.shape[1] + 1)
+            tests = torch.arange(1, runs.shape[1] + 1)
+            epochs = metrics["epochs"] / runs.shape[1] * tests
             line = plot_runs(left, epochs, runs, color=color, linestyle=style)
             line.set_label(POSITIONS[name])
             dot_runs(right, number - 0.15, runs[:, -1], color=color)
@@ -995,7 +1031,7 @@ def draw_positions(results: Results, metrics: Metrics) -> Drawings:
 
     def mosaic(name: str) -> Drawing:
         return lambda figure, theme: draw_similarity(
-            figure, theme, results[f"similarity.{name}"]
+            figure, theme, results[f"similarity.{name}"][0]
         )
 
     found = [key.partition(".")[2] for key in results if key.startswith("similarity.")]

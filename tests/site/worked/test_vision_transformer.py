@@ -208,31 +208,42 @@ def test_the_table_of_parameters() -> None:
 # --- positions ---------------------------------------------------------------------
 
 
-def mean_cosines(similarity: Tensor, rows: range, columns: range) -> list[float]:
-    """Average over pairs within a row, then over pairs within a column."""
-    within: list[list[float]] = [[], []]
-    for i, j, k, l in product(rows, columns, rows, columns):  # noqa: E741
-        if (i == k) != (j == l):
-            within[int(j == l)].append(similarity[i, j, k, l].item())
-    return [statistics.mean(pairs) for pairs in within]
+def mean_cosines(similarity: Tensor) -> dict[str, float]:
+    """Average over pairs in a row, in a column, of neighbors, of mirror images."""
+    found: dict[str, list[float]] = {}
+    for i, j, k, l in product(range(8), repeat=4):  # noqa: E741
+        cosine = similarity[i, j, k, l].item()
+        for name, holds in {
+            "same_row": i == k and j != l,
+            "same_column": i != k and j == l,
+            "neither": i != k and j != l,
+            "adjacent": abs(i - k) + abs(j - l) == 1,
+            "mirror_images": i == k and j + l == 7,
+        }.items():
+            if holds:
+                found.setdefault(name, []).append(cosine)
+    return {name: statistics.mean(cosines) for name, cosines in found.items()}
 
 
 def test_what_the_page_says_of_the_learned_positions() -> None:
-    similarity = results("")["similarity"]
-    mirrored = [
-        similarity[i, j, i, 7 - j].item() for i, j in product(range(8), repeat=2)
-    ]
-    on_page(f"at a mean cosine of {statistics.mean(mirrored):.2f}")
-    halves = (range(4), range(4, 8))
-    quarters = [mean_cosines(similarity, *part) for part in product(halves, repeat=2)]
-    row, column = (statistics.mean(values) for values in zip(*quarters, strict=True))
-    on_page(f"{row:.2f} within a row and {column:.2f} within a column")
-    whole = mean_cosines(similarity, range(8), range(8))
-    metrics = record("")["metrics"]["mean_cosine_of_positions"]
-    recorded = [metrics["same_row"], metrics["same_column"]]
-    assert whole == pytest.approx(recorded, abs=6e-4)
-    assert whole[0] > whole[1]
-    assert row < column
+    cosines = record("positions")["metrics"]["mean_cosine_of_positions"]
+    for name, recorded in cosines.items():
+        similarities = results("positions")[f"similarity.{name}"]
+        assert len(similarities) == 3
+        found = [mean_cosines(x) for x in similarities]
+        for which, spread in recorded.items():
+            means = [x[which] for x in found]
+            assert statistics.mean(means) == pytest.approx(spread["mean"], abs=2e-3)
+    mirrored, plain = cosines["learned_small"], cosines["learned_small_unmirrored"]
+    for small in (mirrored, plain):
+        assert small["adjacent"]["min"] > 0.6 > 0.0 > small["neither"]["max"]
+        assert small["same_row"]["min"] > 3 * small["same_column"]["max"]
+    assert plain["mirror_images"]["max"] < mirrored["mirror_images"]["min"]
+    assert plain["mirror_images"]["min"] > plain["same_row"]["max"]
+    on_page("But rows still win", "falls from")
+    # A table that starts large shows no layout.
+    assert all(abs(x["max"]) < 0.06 for x in cosines["learned"].values())
+    on_page(f"started {math.sqrt(0.5) / 0.02:.0f} times as large")
 
 
 def test_positions_are_resampled_as_on_the_page_and_in_the_drawings() -> None:
@@ -271,14 +282,17 @@ def test_what_the_page_says_of_kinds_of_positions() -> None:
     shuffled = metrics["accuracy_on_shuffled_patches"]
     assert tests["none"] == shuffled["none"]
     assert all(shuffled[x]["max"] < tests[x]["min"] for x in tests if x != "none")
-    assert tests["learned"]["min"] < tests["none"]["max"] < tests["learned"]["max"]
-    on_page("hardly better than none", "61.4% on a 5-shot test", "64.2% with them")
-    assert all(
-        tests[x]["min"] > tests["learned"]["max"] for x in ("axial", "sinusoidal")
-    )
-    cosines = metrics["mean_cosine_of_positions"]
-    assert all(abs(x["adjacent"]) < 0.02 for x in cosines.values())
-    on_page("mirrored or not: no layout is visible")
+    assert all(tests["none"]["max"] < x["min"] for n, x in tests.items() if n != "none")
+    on_page("61.4% on a 5-shot test", "64.2% with them")
+    learned, axial, small = (tests[x] for x in ("learned", "axial", "learned_small"))
+    assert learned["mean"] < axial["mean"] < tests["sinusoidal"]["mean"]
+    assert axial["min"] < learned["max"] < tests["sinusoidal"]["min"]
+    on_page("only the lead of the sinusoids is clear")
+    assert small["mean"] == pytest.approx(axial["mean"], abs=0.002)
+    assert small["min"] > learned["max"]
+    on_page("served the model better, from each of the three seeds")
+    gains = metrics["gain_in_last_fifth"].values()
+    on_page(f"gains more than {100 * max(x['max'] for x in gains):.1f} points")
 
 
 # --- reading out -------------------------------------------------------------------
@@ -323,14 +337,16 @@ def test_what_the_page_says_of_the_distances() -> None:
     found = results()
     trained, untrained = found["distances"], found["distances_untrained"]
     assert 5 < untrained.min() < untrained.max() < 7.5
-    on_page("Its heads *start* near, at 5 to 7 pixels", "Training widens all of them")
-    assert (trained > untrained).all()
-    means = trained.mean(dim=1)
-    assert means[:3].max() < means[3:].min()
-    assert means[:3].mean().item() == pytest.approx(10, abs=0.5)
-    on_page("the first three layers the mean over heads is about 10 pixels")
-    assert trained.argmin().item() // 3 + 1 == 3  # the layer of the smallest
-    on_page("The smallest distance that is left", "a head that attends to the four")
+    on_page("Its heads *start* near, at 5 to 7 pixels", "except in layer 2, where all")
+    assert (trained > untrained)[[0, 2, 3, 4, 5]].all()
+    assert 5.5 < trained[1].min() < trained[1].max() < 7.5
+    on_page("stay at 6 to 7 pixels", "From there the mean over heads grows with every")
+    means = trained.mean(dim=1)[1:].tolist()
+    assert means == sorted(means)
+    near, *wide = trained[0].sort().values.tolist()
+    assert near < 0.5 * results()["distance_uniform"]
+    assert min(wide) > 0.9 * results()["distance_uniform"]
+    on_page("two that attend almost as widely as uniform", "attends to the four")
     cells = torch.cartesian_prod(torch.arange(8), torch.arange(8)).double()
     adjacent = (torch.cdist(cells, cells) == 1).double()
     near = attention_distance(adjacent, (8, 8), patch_size=4, class_token=False)
@@ -372,16 +388,12 @@ def test_rollout_by_hand_and_as_drawn() -> None:
 
 def test_what_the_page_says_of_the_horses_rollout() -> None:
     shares = 64 * results()["rollout"][7]
-    assert round(shares.max().item(), 1) == 2.0
-    row, column = divmod(int(shares.argmax()), 8)
-    assert 2 <= row <= 3
-    assert 2 <= column <= 6  # its back
-    assert 0.5 < shares[0].mean() < 0.6
-    on_page("the strip along the top has little more than half")
+    assert divmod(int(shares.argmax()), 8) == (3, 0)  # at the left border
+    on_page(f"top has {shares[0].mean():.1f} of an equal share")
+    on_page(f"the largest share, {shares.max():.1f} times an equal one, is at the left")
     shown = record()["metrics"]["shown"]
-    wrong = [k for k, one in enumerate(shown) if one["label"] != one["predicted"]]
-    assert wrong == [4]
-    on_page("misclassifies the fifth image")
+    assert all(one["label"] == one["predicted"] for one in shown)
+    on_page("classifies all ten correctly")
 
 
 # --- what later models add ---------------------------------------------------------
@@ -572,14 +584,39 @@ def test_what_the_page_says_of_the_local_start() -> None:
     on_page("all three together were ahead by less than a point")
     ours = [tests[f"vit_{start}_1_percent"] for start in ("default", "all")]
     assert ours[1]["min"] < ours[0]["max"]
-    assert tests["timm_all_1_percent"]["min"] > tests["timm_default_1_percent"]["max"]
-    theirs = [tests[f"torchvision_{start}_1_percent"] for start in ("default", "all")]
-    assert theirs[1]["min"] < theirs[0]["max"]
-    on_page("the second within the spread of its seeds")
+    for library in ("timm", "torchvision"):
+        default, local = (
+            tests[f"{library}_{start}_10_percent"] for start in ("default", "all")
+        )
+        assert local["min"] > default["max"] + 0.05
+    on_page("Other libraries' ViTs profit, too: on 4,500 images", "for every seed")
     assert (
         tests["resnet_whitened_10_percent"]["min"] > tests["resnet_10_percent"]["max"]
     )
+    assert abs(at_10["mimetic"]["mean"] - at_10["all"]["mean"]) < 0.01
+    on_page("the mimetic start has none, and does as well")
+    default, local, whitened = (
+        tests[f"{name}_10_percent"]["mean"]
+        for name in ("vit_default", "vit_all", "resnet_whitened")
+    )
+    share = (local - default) / (whitened - default)
+    assert metrics["gap_closed_to_whitened"] == pytest.approx(share, abs=1e-3)
+
+
+def test_shares_of_attention_near_the_query() -> None:
+    recorded = record("initialization")["metrics"]["weight_within_3_by_3"]
+    steps = torch.arange(-7, 8).abs()
+    # Of the 64 queries, these have a key at an offset.
+    share = torch.outer(8 - steps, 8 - steps) / 64
+    near = torch.outer(steps < 2, steps < 2)
+    for name, values in recorded.items():
+        start, _, when = name.rpartition("_")
+        weights = share * results("initialization")[f"{start}.{when}"]
+        assert (weights.sum((-2, -1)) - 1).abs().max() < 1e-5
+        found = (weights * near).sum((-2, -1)).mean(1)
+        assert values == pytest.approx(found.tolist(), abs=1e-3)
+    uniform = (near * share).sum().item() / 64
+    on_page(f"uniform attention has {uniform:.0%}", "never become local")
     for when in ("before", "after"):
-        shares = metrics["weight_within_3_by_3"][f"vit_default_{when}"]
-        assert shares == pytest.approx([9 / 64] * 4, abs=0.025)
-    on_page("uniform attention has 14%", "never become local")
+        shares = recorded[f"vit_default_{when}"]
+        assert shares == pytest.approx([uniform] * 4, abs=0.025)
