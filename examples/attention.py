@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from einops import einsum
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from transformers_hw.lab.experiment import (
     Results,
     run_example,
 )
-from transformers_hw.lab.plotting import Theme, label_line
+from transformers_hw.lab.plotting import Theme
 
 SCORES = (1.0, 2.5, 0.2, 2.2, -1.0)
 
@@ -31,37 +30,40 @@ class Config(ExampleConfig):
 
     samples: int = 200_000
     """Draws of the noise on a key."""
-    widths: tuple[int, ...] = tuple(2**i for i in range(2, 11))
-    """Dimensions d for which the gradient of softmax is measured."""
 
 
 PRESETS = {
     "quick": Config(),
-    "cpu": Config(samples=2_000_000, widths=tuple(2**i for i in range(2, 13))),
+    "cpu": Config(samples=2_000_000),
 }
 
 
 def compute(experiment: Experiment[Config]) -> None:
-    """Compute the numbers behind all four figures."""
+    """Compute the numbers behind both figures."""
     results = experiment.results
-    for part in (averaging_to_selecting, key_noise, long_keys, gradient_sizes):
+    for part in (averaging_to_selecting, key_noise):
         found = part(experiment.config, experiment.device)
         results |= {f"{part.__name__}.{name}": x for name, x in found.items()}
     noise = results["key_noise.measured_mean"] / results["key_noise.stated_mean"]
-    gradient = results["gradient_sizes.unscaled"]
+    largest = results["averaging_to_selecting.weights"].amax(dim=-1)
     experiment.metrics |= {
         "second_order_ratio_at_small_noise": round(noise[0].item(), 3),
-        "unscaled_gradient_loss": round((gradient[0] / gradient[-1]).item(), 1),
+        "largest_weight": {
+            "at_smallest_scale": round(largest[0].item(), 3),
+            "at_largest_scale": round(largest[-1].item(), 3),
+        },
     }
 
 
 def summary(metrics: Metrics) -> str:
     """Return the outcome in words."""
+    largest = metrics["largest_weight"]
     return (
+        f"Largest of {len(SCORES)} weights: {largest['at_smallest_scale']} at the "
+        f"smallest scale, {largest['at_largest_scale']} at the largest: averaging "
+        "becomes selecting\n"
         "Measured over predicted second-order effect of noise on a key: "
-        f"{metrics['second_order_ratio_at_small_noise']}\n"
-        "Without 1/√d, the gradient of softmax shrinks by a factor of "
-        f"{metrics['unscaled_gradient_loss']} from the smallest d to the largest"
+        f"{metrics['second_order_ratio_at_small_noise']}"
     )
 
 
@@ -136,40 +138,6 @@ def tie() -> Results:
     }
 
 
-def long_keys(config: Config, device: torch.device) -> Results:
-    """Compute the weight of a key as it grows longer, for queries all around it."""
-    key = torch.tensor([[1.0, 0.0], [-0.3, 0.8], [0.2, -0.7]], dtype=torch.float64)
-    angles = torch.linspace(0, math.pi, 7, dtype=torch.float64)
-    query = torch.stack([angles.cos(), angles.sin()], dim=-1)
-    lengths = torch.linspace(1, 12, 111, dtype=torch.float64)
-    weights = []
-    for length in lengths:
-        longer = key * torch.tensor([[length], [1.0], [1.0]], dtype=torch.float64)
-        weights.append(attention_weights(query, longer)[:, 0])
-    return {
-        "length": lengths,
-        "product": (query @ key[0]),
-        "weight": torch.stack(weights),
-    }
-
-
-def gradient_sizes(config: Config, device: torch.device) -> Results:
-    """Measure the norm of softmax's Jacobian as the dimension grows."""
-
-    def size(d: int, beta: float) -> Tensor:
-        query = torch.randn(400, 1, d, device=device)
-        key = torch.randn(400, 16, d, device=device)
-        p = (beta * (query * key).sum(-1)).softmax(-1)
-        jacobian = torch.diag_embed(p) - einsum(p, p, "n i, n j -> n i j")
-        return jacobian.norm(dim=(1, 2)).mean().cpu()
-
-    return {
-        "d": torch.tensor(config.widths, dtype=torch.float64),
-        "unscaled": torch.stack([size(d, 1.0) for d in config.widths]),
-        "scaled": torch.stack([size(d, d**-0.5) for d in config.widths]),
-    }
-
-
 def drawings(results: Results, metrics: Metrics) -> Drawings:
     """Return the figures."""
 
@@ -222,36 +190,9 @@ def drawings(results: Results, metrics: Metrics) -> Drawings:
         right.set(title="the jump of hard attention")
         right.legend(loc="upper left")
 
-    def elongation(figure: Figure, theme: Theme) -> None:
-        data = part("long_keys")
-        axes = figure.subplots()
-        for product, weight in zip(data["product"], data["weight"].T, strict=True):
-            color = theme.series[0] if product > 0 else theme.series[1]
-            color = theme.series[5] if abs(product) < 1e-9 else color
-            axes.plot(data["length"], weight, color=color)
-        for text, height, color in (
-            ("q·k > 0", 1.0, theme.series[0]),
-            ("q·k = 0", data["weight"][-1, 3].item(), theme.series[5]),
-            ("q·k < 0", 0.0, theme.series[1]),
-        ):
-            label_line(axes, text, (data["length"][-1].item(), height), color)
-        axes.set(xlabel="length α of the key", ylabel="its weight", ylim=(0, 1))
-        axes.set(title="a longer key gains or loses weight by the sign of q·k")
-
-    def gradients(figure: Figure, theme: Theme) -> None:
-        data = part("gradient_sizes")
-        axes = figure.subplots()
-        for name, label in (("scaled", "with 1/√d"), ("unscaled", "without")):
-            axes.plot(data["d"], data[name], "o-", ms=4, label=label)
-        axes.set(xscale="log", yscale="log", xlabel="dimension d of queries and keys")
-        axes.set(ylabel="norm of softmax's Jacobian", title="why we divide by √d")
-        axes.legend()
-
     return {
         "scale": (scale, 4.4),
         "key-noise": (noise, 3.2),
-        "long-keys": (elongation, 3.2),
-        "gradients": (gradients, 3.0),
     }
 
 

@@ -39,7 +39,6 @@ from transformers_hw.lab.experiment import (
     Metrics,
     Part,
     Results,
-    minutes,
     run_parts,
     spread,
 )
@@ -66,8 +65,6 @@ MODELS = {
     "learned_content": ("learned + content", "learned+content"),
     RESNET: ("ResNet", None),
 }
-# Settings that a training depends on, besides the model and the recipe.
-DATA_SETTINGS = ("fraction", "augment")
 # Factors of the centers' steps that are compared.
 STEP_SCALES = (1, 20)
 GRID, SHOWN_ALPHAS = 9, (0.1, 0.5, 3.0)
@@ -124,6 +121,8 @@ class Config(ImageExampleConfig):
     """Height and width of its patches."""
     short_epochs: int = 3
     """Training epochs of the models that compare steps of the centers."""
+    short_fraction: float = 1.0
+    """Fraction of the training images that these are trained on."""
     compared_epochs: int = 6
     """Training epochs of each of the models that are compared."""
     compared_patch_size: int = 1
@@ -157,6 +156,7 @@ PRESETS = {
         epochs=30,
         patch_size=2,
         short_epochs=1,
+        short_fraction=0.5,
         compared_epochs=2,
         compared_patch_size=4,
         center_lr_scale=20.0,
@@ -222,6 +222,7 @@ def steps(experiment: Experiment[Config]) -> None:
                 config.short_epochs,
                 seed=seed,
                 scale=scale,
+                fraction=config.fraction * config.short_fraction,
             )
             found.append(progress)
             trails.append(trail_of(experiment, progress, config.patch_size, seed))
@@ -328,13 +329,15 @@ def train(
     *,
     seed: int | None = None,
     scale: float | None = None,
+    fraction: float | None = None,
 ) -> tuple[nn.Module, Progress]:
     """Train a model, and record its heads if they have centers."""
     config = experiment.config
+    fraction = config.fraction if fraction is None else fraction
     seed = config.seed if seed is None else seed
     scale = config.center_lr_scale if scale is None else scale
     batches = experiment.image_batches(
-        experiment.dataset.train.subset(config.fraction, seed=seed),
+        experiment.dataset.train.subset(fraction, seed=seed),
         config.batch_size,
         seed=seed,
         shuffle=True,
@@ -359,7 +362,7 @@ def train(
         optimizer=config.optimizer,
         warmup_steps=epochs * batches.steps_per_epoch // 20,
         clip_norm=1.0 if config.optimizer == "adamw" else None,
-        identity={k: v for k, v in asdict(config).items() if k in DATA_SETTINGS},
+        identity={"fraction": fraction, "augment": config.augment},
     )
 
 
@@ -376,7 +379,6 @@ def outcome(
         "million_multiply_adds": round(counter.get_total_flops() / 2e6, 1),
         "seeds": len(found),
         "images_seen": sum(x["train"]["count"] for x in found[0].history),
-        "minutes": spread(map(minutes, found), 1),
         "train_accuracy": spread(x["train"]["accuracy"] for x in last),
         "test_accuracy": spread(x["test"]["accuracy"] for x in last),
     }

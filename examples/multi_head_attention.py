@@ -61,7 +61,6 @@ class Config(TrainingExampleConfig):
 PRESETS = {
     "quick": Config(),
     "cpu": Config(steps=6_000, length=12, batch_size=128, seeds=5),
-    "gpu": Config(steps=20_000, length=32, dim=16, batch_size=512, seeds=5),
 }
 
 

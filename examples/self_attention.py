@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from transformers_hw.lab.experiment import (
     Drawings,
@@ -65,12 +66,27 @@ def compute(experiment: Experiment[Config]) -> None:
     experiment.results |= found
     worst = (found["measured"] - found["stated"]).abs().max().item()
     experiment.metrics["largest_difference_from_the_formula"] = worst
+    experiment.metrics |= fall(found["sharpness"], found["measured"])
+
+
+def fall(sharpness: Tensor, measured: Tensor) -> Metrics:
+    """Compare errors at a third and at two thirds of the largest sharpness."""
+    first, second = len(sharpness) // 3, 2 * len(sharpness) // 3
+    return {
+        "errors_fall_by": round((measured[first] / measured[second]).min().item()),
+        "exponential_falls_by": round(math.exp(sharpness[second] - sharpness[first])),
+    }
 
 
 def summary(metrics: Metrics) -> str:
     """Return the outcome in words."""
     worst = metrics["largest_difference_from_the_formula"]
-    return f"Measured and derived errors of soft layers differ by at most {worst:.1e}"
+    measured, exponential = metrics["errors_fall_by"], metrics["exponential_falls_by"]
+    return (
+        f"Between two values of the sharpness c, errors of soft layers fall by a "
+        f"factor of {measured:,}, and exp(-c) by {exponential:,}\n"
+        f"Measured and derived errors differ by at most {worst:.1e}"
+    )
 
 
 @torch.no_grad()

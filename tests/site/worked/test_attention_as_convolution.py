@@ -379,6 +379,13 @@ def test_what_moved_in_the_run() -> None:
     soft = [n for n in range(9) if n not in sharp and n != 8]
     assert len(soft) == 3
     assert all(last[0, n, 2] < 3 for n in soft)
+    once = [
+        [at for weight, at in (peak(*x[0, n].tolist()) for x in trail) if weight > 0.95]
+        for n in soft
+    ]
+    assert [*map(bool, once)].count(True) == 1
+    assert all(max(map(abs, at)) > 1 for offsets in once for at in offsets)
+    on_page("Three heads ended soft; one of them had been sharp for some epochs")
     near = sorted((weight for weight, _ in peaks[1]), reverse=True)
     assert max(peaks[1])[1] == (-1, 0)
     assert near[0] > 0.999
@@ -399,7 +406,15 @@ def test_what_the_kernels_of_the_run_say() -> None:
     energy, taps = results["kernel.energy"], results["kernel.taps"].double()
     assert int((energy[0] > 0.05).sum()) == 5
     assert energy[0, 5:].max() < 0.01
-    on_page("five singular values matter, one for each sharp head")
+    on_page(f"one for each sharp head, hold {energy[0, :5].sum():.0%} of the squares")
+    inside = record["metrics"]["convolution_error_inside"]
+    sizes = record["metrics"]["convolution_kernel_size"]
+    assert all(
+        (error is None) == (size > 3 * 16)
+        for error, size in zip(inside, sizes, strict=True)
+    )
+    assert min(sizes) > 16
+    on_page("a mosaic of nine images", "larger than the mosaic, so it has no inside")
     assert taps.shape == (3, 13, 13)
     strongest = taps[0].flatten().topk(5).indices
     cells = {(int(i) // 13 - 6, int(i) % 13 - 6) for i in strongest}
@@ -417,7 +432,8 @@ def test_what_the_page_says_of_the_models() -> None:
     assert gaussian_test["min"] < learned["max"] < gaussian_test["max"]
     for less in (gaussian_test, learned):
         assert 0.01 <= round(content_test["mean"] - less["mean"], 2) <= 0.02
-    on_page("cannot tell the first two apart", "ahead by a point or two")
+    on_page("cannot tell the first two apart", "ahead by one to two points on average")
+    assert content_test["min"] < gaussian_test["max"]
     assert all(tests["resnet"]["min"] > tests[name]["max"] for name in [*tests][:3])
     for cost in ("parameters", "million_multiply_adds"):
         assert abs(resnet[cost] / gaussian[cost] - 1) < 0.1
@@ -436,4 +452,4 @@ def test_what_the_page_says_of_steps() -> None:
     assert small["cells_of_first_layer"]["max"] == 0
     cells = large["cells_of_first_layer"]
     assert (cells["min"], cells["max"]) == (2, 4)
-    on_page("one pass through half of the images", "between two and four heads")
+    on_page("one pass through half of the images", "two to four different cells")
