@@ -8,8 +8,10 @@ the group's), and what else the source tells. Ours is the model at one of the pl
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
@@ -23,8 +25,9 @@ COLUMNS = {
     "Images seen": ("images_seen", "samples"),
     "Seeds": ("seeds",),
     "FLOPs per image": ("million_multiply_adds",),
-    "Minutes": ("minutes",),
 }
+#: The last column: how long a training takes on all cores.
+MINUTES, TIMES = "Minutes", "benchmarks/records/trainings.json"
 NOTHING = "–"
 
 
@@ -36,10 +39,10 @@ def ledger(context: Context, parent: Element) -> None:
         # A column that says nothing is left out.
         kept = [
             place
-            for place in range(len(COLUMNS))
+            for place in range(len(COLUMNS) + 1)
             if any(cells[3 + place] != NOTHING for cells in rows)
         ]
-        names = [*COLUMNS]
+        names = [*COLUMNS, MINUTES]
         head = ["", "Source", group["measure"], *(names[place] for place in kept)]
         table = [head, ["---", "---", *["--:"] * (1 + len(kept))]]
         table += [cells[:3] + [cells[3 + place] for place in kept] for cells in rows]
@@ -54,18 +57,25 @@ def lines(row: dict[str, Any], group: dict[str, Any], context: Context) -> list[
     found, what = [], row["what"]
     if published := row.get("published"):
         source = published.get("source", group.get("source", ""))
-        told = [published.get(name.lower(), NOTHING) for name in COLUMNS]
+        told = [published.get(name.lower(), NOTHING) for name in (*COLUMNS, MINUTES)]
         found.append([what, source, published["result"], *told])
         what = ""
     if "test" in row:
         source = f"[ours]({checked(row, context)})"
-        result, empty = row["value"], [NOTHING] * len(COLUMNS)
+        result, empty = row["value"], [NOTHING] * (len(COLUMNS) + 1)
         found.append([what, source, result, *empty])
     elif "ours" in row:
         measured = measured_at(row["ours"], context)
         if measured is not None:
             found.append([what, *measured])
     return found
+
+
+def published(docs: Path) -> set[str]:
+    """Return the percentages that others have published."""
+    path = docs / "ledger.toml"
+    text = path.read_text("utf-8") if path.exists() else ""
+    return set(re.findall(r'published = {result = "([\d.]+)%"', text))
 
 
 def checked(row: dict[str, Any], context: Context) -> str:
@@ -91,8 +101,17 @@ def measured_at(places: list[str], context: Context) -> list[str] | None:
             continue
         record = link(context.page, f"figures/{name}/run.json")
         numbers = [number(run, model, keys) for keys in COLUMNS.values()]
+        numbers.append(minutes(name, path.rpartition(".")[2], context))
         return [f"[ours]({record})", spread(model["test_accuracy"], ".1%"), *numbers]
     return None
+
+
+def minutes(part: str, model: str, context: Context) -> str:
+    """Return how long a model trains, which the only one of its part need not name."""
+    times = json.loads((context.project.root / TIMES).read_text("utf-8"))
+    trainings = times["parts"][part]["trainings"]
+    told = trainings.get(model) or next(iter(trainings.values()))
+    return f"{told['minutes']:.1f}"
 
 
 def number(run: runs.Run, model: dict[str, Any], keys: tuple[str, ...]) -> str:
@@ -102,8 +121,6 @@ def number(run: runs.Run, model: dict[str, Any], keys: tuple[str, ...]) -> str:
         return str(found or len(run.get("seeds") or [0]))
     if found is None:
         return NOTHING
-    if keys == ("minutes",):
-        return f"{found['mean'] if isinstance(found, dict) else found:.0f}"
     # A multiplication and an addition are two operations.
     if keys == ("million_multiply_adds",):
         return f"{2 * found:,.0f} M"
