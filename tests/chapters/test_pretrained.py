@@ -1003,7 +1003,7 @@ def test_a_file_of_hugging_faces_needs_the_configuration_beside_it(tmp_path):
         ({**told, "num_attention_heads": None}, "must tell num_attention_heads"),
         ({**told, "num_attention_heads": 5}, "dim must be divisible by heads"),
         ({**told, "num_attention_heads": "3"}, "heads must be a positive integer"),
-        ({**told, "layer_norm_eps": "x"}, "eps must be finite and zero or greater, got 'x'"),
+        ({**told, "layer_norm_eps": "x"}, "eps must be finite .* got 'x'"),
         ({**told, "num_hidden_layers": 3}, "of num_hidden_layers 2, got 3"),
         ({**told, "hidden_size": 24}, "of hidden_size 12, got 24"),
         ({**told, "image_size": 16}, "4×4 whole patches of 4×4, .* has 4 positions"),

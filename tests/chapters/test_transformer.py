@@ -1553,6 +1553,8 @@ rate: Any = transformer_learning_rate
     ("norm", lambda: layer(norm="both"), ValueError, "norm must be one of … 'both'"),
     ("sine", lambda: layer(activation="sin"), ValueError, "activation must be … 'sin'"),
     ("dropout", lambda: layer(dropout=2.0), ValueError, "must be in [0, 1), got 2.0"),
+    ("a word", lambda: layer(dropout="0.1"), ValueError, "in [0, 1), got '0.1'"),
+    ("no number", lambda: LayerNorm(5, eps=None), ValueError, "greater, got None"),
     ("bias", lambda: layer(bias=("values",)), ValueError, "names among ('query', …"),
     ("heads", lambda: layer(13), ValueError, "divisible by heads, got dim 13 and 3"),
     (
