@@ -233,12 +233,15 @@ def test_a_convolution_with_hooks_is_not_replaced(register):
     getattr(model[0], register)(lambda *_: None)
     attentionize(model)
     handle = getattr(model[1][0], register)(lambda *_: None)
-    with pytest.raises(ValueError, match=r"at '1.0': conv must have no hooks, which"):
+    with pytest.raises(ValueError, match=r"at '1.0': conv must have no hooks and"):
         attentionize(model)
     with pytest.raises(ValueError, match=r"at the model itself: conv must have no hoo"):
         attentionize(model[1][0])
     handle.remove()
     attentionize(model)
+    model[1][0].forward = lambda x: x
+    with pytest.raises(ValueError, match="conv must have no hooks and no forward of"):
+        attentionize(model)
 
 
 @pytest.mark.question("nyu-1.3e")

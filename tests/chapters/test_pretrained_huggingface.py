@@ -662,6 +662,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "layer_types must be one kind, got .*'full_attention', 'sliding_attention'",
     ),
+    "window of no size": (
+        lambda: from_huggingface(
+            decoder("Qwen2ForCausalLM").state_dict(),
+            config={
+                **config_of(decoder("Qwen2ForCausalLM")),
+                "layer_types": ["sliding_attention"] * 2,
+            },
+        ),
+        "layer_types must not name 'sliding_attention' unless use_sliding_window is",
+    ),
     "kinds": (
         lambda: from_huggingface(
             decoder("Qwen2ForCausalLM").state_dict(),

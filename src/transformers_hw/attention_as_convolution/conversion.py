@@ -200,8 +200,8 @@ def attention_from_convolution(
         TypeError: If `conv` is of another class, even a subclass, whose forward pass
             may differ.
         ValueError: If `heads` is unknown, `sharpness` is not positive, or tabulated
-            heads are given a finite sharpness; or if `conv` has hooks, which its
-            replacement would not run.
+            heads are given a finite sharpness; or if `conv` has hooks, or a forward
+            of its own, which its replacement would not run.
 
     Examples:
         >>> conv = nn.Conv2d(2, 3, 3, stride=2, padding=1, padding_mode="reflect")
@@ -220,10 +220,10 @@ def attention_from_convolution(
             "conv must be an nn.Conv1d or nn.Conv2d (no subclass, not transposed, "
             f"not 3-D), got {type(conv).__name__}."
         )
-    if any(getattr(conv, hooks) for hooks in HOOKS):
+    if "forward" in vars(conv) or any(getattr(conv, hooks) for hooks in HOOKS):
         raise ValueError(
-            "conv must have no hooks, which its replacement would not run: remove them "
-            "first."
+            "conv must have no hooks and no forward of its own, which its replacement "
+            "would not run: remove them first."
         )
     if heads == "fewest" and sharpness != math.inf:
         raise ValueError(

@@ -208,9 +208,16 @@ def _window(conversion: Conversion, config: Config, depth: int) -> int | None:
     window, kind = config.get("sliding_window"), config["model_type"]
     if kind == "mistral":
         return config.get("sliding_window", 4096)  # what a file leaves out
-    if window is None or kind == "llama" or not config.get("use_sliding_window"):
+    if kind == "llama":
         return None
     kinds = config.get("layer_types")
+    if window is None or not config.get("use_sliding_window"):
+        if kinds is not None and "sliding_attention" in conversion.attempt(list, kinds):
+            raise conversion.other(
+                "layer_types must not name 'sliding_attention' unless "
+                "use_sliding_window is true and sliding_window is given"
+            )
+        return None
     if kinds is None:
         far = conversion.attempt(int, config.get("max_window_layers", 28))
         far = max(0, min(far, depth))
