@@ -44,16 +44,19 @@ import torch
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks/records/mutants.json"
 BOOK = "src/transformers_hw"
+
+
+def _files(package: str) -> tuple[str, ...]:
+    found = sorted((ROOT / BOOK / package).glob("[!_]*.py"))
+    return tuple(f"{package}/{path.name}" for path in found)
+
+
 # The files to change, by chapter: the tests of the chapter should notice,
 CHAPTERS: dict[str, tuple[str, ...]] = {
-    "attention": ("attention.py", "_engine/kernels.py"),
+    "attention": ("attention.py", "_engine/kernels.py", "_engine/windows.py"),
     "multi_head_attention": ("multi_head_attention.py",),
-    "transformer": tuple(
-        f"transformer/{part}.py" for part in ("layers", "parts", "stacks", "model")
-    ),
-    "vision_transformer": tuple(
-        f"vision_transformer/{part}.py" for part in ("patches", "model", "pooling")
-    ),
+    "transformer": _files("transformer"),
+    "vision_transformer": _files("vision_transformer"),
     "attention_as_convolution": ("attention_as_convolution/gaussian.py",),
 }
 # or the cases that are drawn at random. Tests of all modules would notice more.
