@@ -308,7 +308,7 @@ def test_the_jacobian_at_the_papers_width() -> None:
     }
     assert mean == pytest.approx(wanted, abs=0.01)
     on_page(
-        "falls from 0.30 to 0.18 without the scale if there are 16 keys",
+        "Without the scale, it falls from 0.30 to 0.18 if there are 16 keys",
         "rises from 0.18 to 0.21 if there are 64",
     )
 
@@ -615,9 +615,10 @@ def test_the_real_sentence() -> None:
 
     on_page(
         "moves the right way in 9 of 11 pairs, which a fair coin matches or beats with "
-        f"probability {coin(11, 9):.0%}; but 9 of the 72 heads do as well",
-        "the right one in 15 of 22 sentences, more than for any other head, and a coin "
-        f"gets there with probability {coin(22, 15):.0%}",
+        f"probability {coin(11, 9):.0%}. But 9 of the 72 heads, this one included, "
+        "match or beat it too",
+        "the right one in 15 of 22 sentences, more than for any other head. A coin "
+        f"does at least as well with probability {coin(22, 15):.0%}",
     )
 
 

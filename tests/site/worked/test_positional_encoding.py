@@ -311,7 +311,10 @@ def test_a_wide_sum_keeps_both_summands():
     assert position[-1].item() == pytest.approx(0.94, abs=0.01)
     assert within_one[-1] == 1
     on_page("in 0.6% of the sums at $d = 4$, in 60% at $d = 16$")
-    on_page("94% exactly right at $d = 512$, and the others off by one")
+    on_page(
+        "At $d = 512$ the guess is exactly right in 94% of the sums, "
+        "and off by one in the others"
+    )
     described = drawing("recovered").findtext(f"{SVG}desc") or ""
     for d, row in zip(widths, shares.tolist(), strict=True):
         found = re.search(rf"d = {d}: token ([\d.]+)%, position ([\d.]+)%", described)
