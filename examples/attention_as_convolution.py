@@ -52,6 +52,7 @@ from transformers_hw.lab.plotting import (
     heatmap,
     label_line,
     plain_text,
+    plot_runs,
 )
 from transformers_hw.lab.resnet import small_resnet
 from transformers_hw.summary import count_parameters
@@ -977,23 +978,27 @@ def draw_models(results: Results, metrics: Metrics) -> Drawings:
     """Return the figures of the models that are compared."""
 
     def comparison(figure: Figure, theme: Theme) -> None:
-        axes = figure.subplots()
+        left, right = figure.subplots(1, 2, width_ratios=[1, 1.3], sharey=True)
         compared = metrics["models"]
+        styles = zip(compared, theme.series, ("-", "--", "-.", ":"), strict=False)
         labels = []
-        for row, (name, model) in enumerate(compared.items()):
-            color = theme.series[row]
-            ends = 100 * results[f"accuracy.{name}"][:, -1]
-            axes.plot([ends.min(), ends.max()], [row, row], color=color, lw=0.8)
-            axes.plot(ends, [row] * len(ends), "o", color=color, ms=5)
+        for number, (name, color, style) in enumerate(styles):
+            model, runs = compared[name], 100 * results[f"accuracy.{name}"]
+            label = MODELS[name][0]
+            passes = range(1, runs.shape[1] + 1)
+            line = plot_runs(left, passes, runs, color=color, linestyle=style)
+            line.set_label(label)
+            dot_runs(right, number, runs[:, -1], color=color)
             labels.append(
-                f"{MODELS[name][0]}\n{model['parameters']:,} parameters,\n"
-                f"{2 * model['million_multiply_adds']:.0f} MFLOPs per image"
+                f"{label}\n{model['parameters'] / 1e3:.0f}k parameters\n"
+                f"{2 * model['million_multiply_adds']:.0f} MFLOPs"
             )
-        axes.set_yticks(range(len(labels)), labels, fontsize=8)
-        axes.set(ylim=(len(labels) - 0.5, -0.5))
-        axes.margins(x=0.1)
+        right.set_xticks(range(len(labels)), labels, fontsize=7)
+        right.set(xlim=(-0.5, len(labels) - 0.5))
         seen = compared[RESNET]["images_seen"]
-        axes.set(title=f"test accuracy after {seen:,} images, %")
+        right.set(title=f"after {seen:,} images")
+        left.set(xlabel="passes through the data", title="test accuracy, %")
+        left.legend(loc="lower right", fontsize=7)
 
     def resnet(figure: Figure, theme: Theme) -> None:
         differences = metrics["resnet_map_largest_difference"]

@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -1324,6 +1325,17 @@ def test_tied_weights_are_the_embedding_and_start_small():
     assert loss.item() == pytest.approx(math.log(500), abs=0.2)
 
 
+def test_a_bert_has_the_sizes_and_the_start_of_the_original():
+    model = Bert(500, dim=64, depth=1, heads=4, bias=False)
+    config, pooler = model.config, model.pooler
+    assert (config.hidden_dim, config.max_length, config.num_segments) == (256, 512, 2)
+    assert pooler is not None
+    for weight in (model.token_embedding.weight, pooler.weight):
+        assert weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert torch.equal(pooler.bias, torch.zeros(64))
+    assert model.norm.bias is not None  # all published models have it
+
+
 def test_dropout_acts_on_the_embedded_tokens_too():
     model = language_model(dropout=0.5)
     seen = []
@@ -1387,6 +1399,13 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_p(p):
     smallest = min(sets, key=lambda x: (len(x), -probability[list(x)].sum().item()))
     kept = filtered_logits(logits, top_p=p).isfinite().nonzero().flatten()
     assert tuple(kept.tolist()) == smallest
+
+
+def test_a_nucleus_that_reaches_p_exactly_is_full():
+    logits = torch.zeros(1, 4, dtype=F64)
+    kept = filtered_logits(logits, top_p=0.5).isfinite()
+    assert int(kept.sum()) == 2
+    assert int(by_hugging_face(logits, top_p=0.5).isfinite().sum()) == 2
 
 
 def test_equal_logits_are_kept_or_dropped_together_by_top_k():
@@ -1523,6 +1542,10 @@ def lm(**options: Any) -> Any:
     return LanguageModel(17, **{"dim": 12, "heads": 3, "depth": 1, **options})
 
 
+def changed(module: Any, **options: Any) -> Any:
+    return replace(module.config, **options)
+
+
 def write(n: int = 5, **options: Any) -> Any:
     settings = {"steps": 3, **options}
     return lm(max_length=9).generate(ids(2, n), settings.pop("steps"), **settings)
@@ -1583,6 +1606,7 @@ rate: Any = transformer_learning_rate
     ("class", lambda: loss(zeros(3, 5), 5 * ids(3)), ValueError, "targets … 0 to 4"),
     ("pad", lambda: loss(zeros(5), ids(), padding_token=7), ValueError, "0 to 4, got"),
     ("step 0", lambda: rate(0, dim=12), ValueError, "step must be a positive … got 0"),
+    ("dim 0", lambda: rate(1, dim=0), ValueError, "dim must be a positive … got 0"),
     (
         "learned positions",
         lambda: model(positions="learned", max_length=4)(ids(2, 5), ids(2, 3)),
@@ -1632,6 +1656,11 @@ rate: Any = transformer_learning_rate
         "('layer', 'rms')",
     ),
     ("path", lambda: layer(drop_path=1.0), ValueError, "drop_path … [0, 1), got 1.0"),
+    ("no dim", lambda: changed(layer(), dim=0), ValueError, "dim must be … got 0"),
+    ("no heads", lambda: changed(layer(), heads=0), ValueError, "heads must be … 0"),
+    ("no units", lambda: changed(lm(), hidden_dim=0), ValueError, "hidden_dim … got 0"),
+    ("biases", lambda: changed(lm(), bias="all"), ValueError, "bias must be True, …"),
+    ("no words", lambda: changed(bert(), vocab_size=0), ValueError, "vocab_size … 0"),
     (
         "no words",
         lambda: LanguageModel(0, dim=4, heads=2, depth=1),

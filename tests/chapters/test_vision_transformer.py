@@ -916,6 +916,23 @@ def test_tensors_of_bytes_are_resized_as_by_torchvision(interpolation):
     assert torch.equal(ours.transform(batch)[0], found)
 
 
+@pytest.mark.parametrize("size", [(12, 12), (20, 20), (12, 20)])
+def test_a_tensor_of_another_shape_is_resized(size):
+    ours = Preprocessing(size, crop_fraction=1.0, crop="squash")
+    assert ours.transform(torch.zeros(3, 12, 20, dtype=torch.uint8)).shape[1:] == size
+    nowhere = torch.empty(3, 12, 20, dtype=torch.uint8, device="meta")
+    assert ours.transform(nowhere).device == nowhere.device
+
+
+@pytest.mark.unhooked
+def test_colors_are_normalized_as_on_imagenet_unless_told():
+    weights = torchvision.models.ViT_B_16_Weights.DEFAULT.transforms()
+    plain = Preprocessing(8)
+    assert [*plain.mean] == weights.mean
+    assert [*plain.std] == weights.std
+    assert Preprocessing(8, [*plain.mean], [*plain.std]) == plain  # as JSON has them
+
+
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
 def test_images_get_the_channels_that_the_model_has(mode):
     image = photograph(40, 30, mode)
@@ -1051,9 +1068,11 @@ def preset(name: str, **options: Any) -> VisionTransformer:
         "std must be positive",
     ),
     ("fraction", lambda: prepare(crop_fraction=0), ValueError, "in (0, 1], got 0"),
+    ("border", lambda: prepare(crop_fraction=1.5), ValueError, "in (0, 1], got 1.5"),
     ("a crop", lambda: prepare(crop="border"), ValueError, "crop must be … 'border'"),
     ("floats", lambda: prepare()(torch.zeros(3, 9, 9)), TypeError, "a tensor of bytes"),
     ("a path", lambda: prepare()("horse.png"), TypeError, "must be a Pillow image"),
+    ("NumPy", lambda: prepare()(np.zeros((9, 9, 3))), TypeError, "a Pillow image or"),
     (
         "bytes with channels last",
         lambda: prepare()(torch.zeros(9, 7, 3, dtype=torch.uint8)),

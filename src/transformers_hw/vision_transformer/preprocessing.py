@@ -98,7 +98,7 @@ class Preprocessing:
             self._check(image)
             size = self._resized(image.shape[-2], image.shape[-1])
             pixels = self._crop(_resize(image, size, self.interpolation))
-        elif hasattr(image, "resize") and hasattr(image, "tobytes"):
+        elif hasattr(image, "convert"):
             image = image.convert(MODES[len(self.mean)])
             height, width = self._resized(image.height, image.width)
             image = image.resize((width, height), FILTERS[self.interpolation])
