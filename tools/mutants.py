@@ -61,8 +61,6 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
 }
 # or the cases that are drawn at random. Tests of all modules would notice more.
 RANDOM = "tests/everywhere/test_fuzz.py"
-# BERT is compared with Hugging Face's where its weights are converted.
-FURTHER = {"transformer": ("tests/chapters/test_pretrained.py",)}
 SEED = 0
 # How many seconds of tests a change must survive: its quickest, on an idle processor.
 SECONDS = 20.0
@@ -356,8 +354,7 @@ class Copy:
         """Return the files whose tests, or doctests, should notice a change."""
         module = f"{BOOK}/{chapter}"
         module += "" if (self.folder / module).is_dir() else ".py"
-        further = FURTHER.get(chapter, ())
-        return (module, f"tests/chapters/test_{chapter}.py", RANDOM, *further)
+        return (module, f"tests/chapters/test_{chapter}.py", RANDOM)
 
     def session(self, hook: str, tests: Any, work: Callable[[Session], None]) -> int:
         """Collect tests, and work with them."""

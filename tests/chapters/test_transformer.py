@@ -1325,6 +1325,34 @@ def test_tied_weights_are_the_embedding_and_start_small():
     assert loss.item() == pytest.approx(math.log(500), abs=0.2)
 
 
+def test_a_bert_is_pytorchs_encoder_on_the_sum_of_three_embeddings():
+    layer = nn.TransformerEncoderLayer(
+        12, 3, 17, 0.0, "gelu", layer_norm_eps=1e-3, batch_first=True, dtype=F64
+    )
+    theirs = drawn(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    sizes = {"dim": 12, "heads": 3, "hidden_dim": 17, "depth": 2, "max_length": 20}
+    ours = drawn(Bert(VOCAB, num_segments=3, eps=1e-3, dtype=F64, **sizes)).eval()
+    ours.encoder = from_torch(theirs)
+    tokens, segments = texts(), torch.randint(3, (3, 11))
+    real = torch.arange(11) < torch.tensor([[11], [7], [4]])
+    tables = ours.token_embedding, ours.segment_embedding
+    x = sum(
+        table.weight[i] for table, i in zip(tables, (tokens, segments), strict=True)
+    )
+    x = F.layer_norm(
+        x + ours.positions.weight[:11], (12,), ours.norm.weight, ours.norm.bias, 1e-3
+    )
+    expected = theirs(x, src_key_padding_mask=~real)
+    hidden = ours(tokens, segments=segments, padding_mask=real)
+    assert same(hidden[real], expected[real])
+    assert ours.pooler is not None
+    assert same(ours.pool(hidden), ours.pooler(expected[:, 0]).tanh())
+    means = [
+        text[:length].mean(0) for text, length in zip(expected, (11, 7, 4), strict=True)
+    ]
+    assert same(mean_pool(hidden, real), torch.stack(means))
+
+
 def test_a_bert_has_the_sizes_and_the_start_of_the_original():
     model = Bert(500, dim=64, depth=1, heads=4, bias=False)
     config, pooler = model.config, model.pooler

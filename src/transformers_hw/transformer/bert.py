@@ -210,5 +210,6 @@ def mean_pool(
     # Padding may be anything, even NaN, which no weight of zero would remove.
     real = hidden.masked_fill(~rearrange(padding_mask, "b n -> b n 1"), 0.0)
     count = reduce(padding_mask, "b n -> b 1", "sum").clamp(min=1)
+    count = count.to(torch.promote_types(hidden.dtype, torch.float32))
     weights = (padding_mask / count).to(hidden.dtype)
     return einsum(weights, real, "b n, b n d -> b d")
