@@ -1503,6 +1503,9 @@ def test_label_smoothing_leaves_padding_out_of_everything():
     assert same(loss, each[targets != 0].mean())
     gradient = torch.autograd.grad(loss, logits)[0]
     assert (gradient[1, 3:] == 0).all()
+    whole = label_smoothing_loss(logits, targets, smoothing=0.2, padding_token=None)
+    rows, answers = logits.flatten(0, 1), targets.flatten()
+    assert same(whole, F.cross_entropy(rows, answers, label_smoothing=0.2))
 
 
 def test_the_loss_of_nothing_but_padding_is_zero():
