@@ -49,7 +49,7 @@ RESULTS = "results.safetensors"
 SITE_FIGURES = Path("docs/figures")
 HINTS = {
     "quick": "Seconds to a minute on two cores.",
-    "cpu": "The run that the site shows: within an hour or two on two cores.",
+    "cpu": "The run that the site shows: minutes to some hours on two cores.",
     "gpu": "The scale of the papers, for a CUDA device.",
 }
 

@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from transformers_hw.seq2seq import Seq2Seq
+from transformers_hw.transformer import Transformer
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/chapters/seq2seq.md").read_text("utf-8")
@@ -288,6 +290,24 @@ def test_parameters_of_attention() -> None:
     models = metrics()["models"]
     with_attention = models["rnn_attention_128"]["parameters"]
     assert with_attention - models["rnn_128"]["parameters"] == score + columns
+
+
+def test_operations_of_the_three_models() -> None:
+    settings = json.loads((RECORD / "run.json").read_text("utf-8"))["config"]
+    (length, dim), models = (settings[x] for x in ("length", "transformer_dim")), []
+    for attention in (None, "additive"):
+        sizes = {"dim": settings["dim"], "hidden_dim": 128, "attention": attention}
+        models.append(Seq2Seq(TOKENS, **sizes))
+    models.append(Transformer(TOKENS, dim=dim, heads=2, hidden_dim=4 * dim, depth=2))
+    # The mark in front, the end of the text, and the end of the answer.
+    tokens = [torch.ones(1, length + n, dtype=torch.int64) for n in (2, 1)]
+    found = []
+    for model in models:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(*tokens)
+        found.append(f"{counter.get_total_flops() / 2e6:.1f}")
+    row = "| multiplications for a text of 12 characters, in millions"
+    on_page(" | ".join([row, *found]))
 
 
 WIDTHS = (16, 32, 64, 128)
