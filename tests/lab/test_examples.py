@@ -87,6 +87,37 @@ def test_an_example_runs_and_can_be_redrawn(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.svg")} == figures
 
 
+NUMBER = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
+
+
+def drawn(path: Path) -> tuple[list[str], list[float]]:
+    """Return the text of a drawing between numbers, and the numbers.
+
+    Processors may round differently, and Matplotlib makes names out of coordinates.
+    """
+    text = re.sub(r'( id="|href="#|url\(#)\w+', r"\1", path.read_text("utf-8"))
+    return re.split(NUMBER, text), [float(x) for x in re.findall(NUMBER, text)]
+
+
+@pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
+@pytest.mark.parametrize("chapter", EXAMPLES)
+def test_the_figures_of_the_site_are_drawn_from_its_records(
+    chapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = ROOT / "docs/figures" / chapter
+    for path in (*shown.rglob("run.json"), *shown.rglob("results.safetensors")):
+        copy = tmp_path / path.relative_to(shown)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    assert run(monkeypatch, chapter, "redraw", "--out", tmp_path) == 0
+    figures = {path.relative_to(shown): path for path in shown.rglob("*.svg")}
+    assert figures.keys() == {x.relative_to(tmp_path) for x in tmp_path.rglob("*.svg")}
+    for name, path in figures.items():
+        (text, numbers), (again, others) = drawn(path), drawn(tmp_path / name)
+        assert again == text, name
+        assert others == pytest.approx(numbers, abs=1e-3), name
+
+
 def test_the_records_that_the_site_shows_have_plain_keys() -> None:
     assert EXAMPLES.keys() == {path.stem for path in (ROOT / "examples").glob("*.py")}
     for chapter in EXAMPLES:

@@ -90,7 +90,7 @@ class RotaryPositions(nn.Module):
         base: $b > 0$, which sets the longest wavelength.
         scaling: How to stretch the frequencies, for longer sequences than in training.
         layout: Which features form a pair: neighbors (`"pairs"`), or, in halves,
-            features $i$ and $i + d/2$ (`"halves"`, as Llama's weights have it).
+            features $i$ and $i + d/2$ (`"halves"`, as in Hugging Face's Llama).
 
     Raises:
         ValueError: If `dim` is odd or not positive, `base` is not positive, or
