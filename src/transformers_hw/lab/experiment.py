@@ -329,6 +329,8 @@ def run_parts(
             parts[part].compute(experiment)
             if distributed.is_main:
                 _write(experiment, parts[part], time.perf_counter() - start, chapter)
+        if arguments[:1] == ["quick"] and distributed.is_main:
+            sys.stdout.write("These were quick settings; the site shows `cpu`.\n")
     return config.out
 
 

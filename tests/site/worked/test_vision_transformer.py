@@ -290,7 +290,9 @@ def test_what_the_page_says_of_kinds_of_positions() -> None:
     on_page("too few to rank them, except that the sinusoids beat the table")
     kinds = [tests[name]["mean"] for name in ("learned", "axial", "sinusoidal")]
     gain, apart = min(kinds) - tests["none"]["mean"], max(kinds) - min(kinds)
-    on_page(f"at least {100 * gain:.1f} points over none", f"{100 * apart:.1f} points apart")
+    on_page(
+        f"at least {100 * gain:.1f} points over none", f"{100 * apart:.1f} points apart"
+    )
     assert small["mean"] == pytest.approx(axial["mean"], abs=0.002)
     assert small["min"] > learned["max"]
     on_page("served the model better, from each of the three seeds")
