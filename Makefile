@@ -40,7 +40,9 @@ test: lint browser ## run all checks: lint, tests, coverage, the site in a brows
 	$(COVERED) --cov-append --jaxtyping-packages= -m unhooked --ignore=tests/site
 	$(RUN) coverage report --fail-under=98
 
+fuzz: export FUZZ_SEED ?= $(shell date +%s)
 fuzz: .venv/installed ## run the tests with random cases for minutes (FUZZ=50)
+	@echo "FUZZ_SEED=$$FUZZ_SEED"
 	FUZZ=$(FUZZ) $(PYTEST) -m fuzz tests
 	FUZZ=$(FUZZ) $(PYTEST) -m fuzz tests --jaxtyping-packages=
 

@@ -876,6 +876,31 @@ def test_a_huge_scale_selects_among_visible_keys(scale, return_weights):
 
 
 @pytest.mark.parametrize("return_weights", [False, True])
+@pytest.mark.parametrize("scale", [1e2, 1e5, 1e9, 1e15])
+def test_equal_scores_stay_equal_at_any_scale(scale, return_weights):
+    query, value = torch.ones(1, 3), torch.tensor([[0.0], [1.0], [7.0]])
+    key = torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 1.0], [1.0, 0.0, 1.0]])
+    options = {"scale": scale, "return_weights": return_weights}
+    found = dot_product_attention(query, key, value, **options)
+    output = found[0] if return_weights else found
+    assert output.item() == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("return_weights", [False, True])
+@pytest.mark.parametrize(("scale", "softcap"), [(1e41, 50.0), (1.0, 1e-320)])
+def test_a_capped_scale_may_be_beyond_float32(scale, softcap, return_weights):
+    query, value = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0], [2.0], [5.0]])
+    key = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])
+    options = {"scale": scale, "softcap": softcap, "return_weights": return_weights}
+    found = dot_product_attention(query, key, value, **options)
+    output = found[0] if return_weights else found
+    # The capped scores are c, 0 and c.
+    shares = torch.tensor([softcap, 0.0, softcap]).double().softmax(0)
+    expected = (shares * value[:, 0]).sum().item()
+    assert output.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("return_weights", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
 @pytest.mark.parametrize(
     "bias_dtype", [torch.float16, torch.bfloat16, torch.float32, F64]
@@ -1265,7 +1290,9 @@ def attend(**changes: Any) -> Any:
     ("a negative number of sinks", lambda: attend(window=2, sinks=-1),
      ValueError, "sinks must be a nonnegative integer, got -1."),
     ("a soft cap of zero", lambda: attend(softcap=0.0),
-     ValueError, "softcap must be positive and finite, got 0.0."),
+     ValueError, "softcap must be positive and at most 1e+30, got 0.0."),
+    ("a soft cap beyond float32", lambda: attend(softcap=1e39),
+     ValueError, "softcap must be positive and at most 1e+30, got 1e+39."),
     ("a soft cap on hard attention", lambda: attend(softcap=2.0, scale=math.inf),
      ValueError, "softcap needs a finite scale, got math.inf: hard attention."),
     ("PyTorch's name for causal", lambda: attend(is_causal=True),

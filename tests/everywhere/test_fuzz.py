@@ -1,7 +1,8 @@
 """Attention of all kinds, drawn at random, against formulas in NumPy and float64.
 
-`FUZZ` in the environment multiplies the number of cases. A failure shows a seed;
-`check_attention(seed)` or `check_gaussian(seed)` repeats its case alone.
+`FUZZ` in the environment multiplies the number of cases, and `FUZZ_SEED` draws others.
+A failure shows a seed; `check_attention(seed)` or `check_gaussian(seed)` repeats its
+case alone.
 """
 
 import math
@@ -18,7 +19,8 @@ from torch import Tensor
 from transformers_hw import attention_weights, dot_product_attention
 from transformers_hw.attention_as_convolution import GaussianSelfAttention
 
-CASES = round(2000 * float(os.environ.get("FUZZ", "1")))
+CASES = 2000 * int(os.environ.get("FUZZ", "1"))
+FIRST = int(os.environ.get("FUZZ_SEED", "0"))
 GAUSSIAN_CASES = CASES // 10
 BLOCKS = 8
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -33,7 +35,7 @@ blocks = pytest.mark.parametrize("block", range(BLOCKS))
 
 def run(block: int, cases: int, check: Callable[[int], float]) -> None:
     """Check every case of a block, and that the tolerances meant something."""
-    seeds = range(block, cases, BLOCKS)
+    seeds = range(FIRST + block, FIRST + cases, BLOCKS)
     tolerances = [check(seed) for seed in seeds]
     assert np.median(tolerances) < 0.02
     assert np.mean(np.less(tolerances, 0.1)) > 0.85
@@ -68,8 +70,17 @@ def draw_attention(rng: Generator) -> dict[str, Any]:
         ][rng.integers(4)]
     if rng.random() < 0.3:
         k = q
+    # Long enough for windows to be cut into blocks.
+    long = rng.random() < 0.02
+    if long:
+        q, k = (int(n) for n in rng.integers([65, 160], 240))
     dtype = DTYPES[rng.integers(4)]
     scale = SCALES[rng.integers(len(SCALES))]
+    if rng.random() < 0.2:
+        scale = 10.0 ** rng.uniform(-9.0, 9.0)
+    softcap = None
+    if (scale is None or 1e-40 < scale < math.inf) and rng.random() < 0.15:
+        softcap = float(rng.choice([1e-3, 0.5, 5.0, 50.0, 1e15]))
     d = int(rng.choice([1, 2, 4, 7] if scale is None else [0, 1, 2, 4, 7]))
     # Products of whole numbers are exact, so that ties are ties in every dtype.
     whole = (scale or 0.0) > 1e3 or rng.random() < 0.2
@@ -87,9 +98,13 @@ def draw_attention(rng: Generator) -> dict[str, Any]:
         "bias": draw_bias(rng, (*batch, q, k)),
         "causal": bool(rng.random() < 0.4),
         "scale": scale,
+        "softcap": softcap,
     }
-    window = int(rng.integers(1, 6)) if rng.random() < 0.3 else None
+    window = int(rng.integers(1, 6)) if long or rng.random() < 0.3 else None
     sinks = int(rng.integers(3)) if window else 0
+    if long:
+        case["bias"] = None
+        case["mask"] = None if rng.random() < 0.5 else case["mask"]
     return case | {"window": window, "sinks": sinks}
 
 
@@ -160,7 +175,19 @@ class Oracle:
         if case["bias"] is not None:
             bias += exactly(case["bias"])
         seen &= bias > -math.inf
-        scores = q @ np.swapaxes(k, -1, -2)
+        scores, cap = q @ np.swapaxes(k, -1, -2), case["softcap"]
+        # A softmax moves by at most twice what its logits do, relative to itself.
+        sizes = abs(q) @ np.swapaxes(abs(k), -1, -2)
+        moderate = scale if 1e-15 < scale < 1e15 else 0.0
+        sizes = moderate * sizes * (q.shape[-1] / 2 + 2)
+        self.scale = 0.0 if scale == math.inf else scale
+        self.slope = np.full(shape, self.scale)
+        if cap is not None:
+            with np.errstate(over="ignore"):
+                bent = np.tanh(scores * (scale / cap))
+            # Rounding of the scores counts where the cap bends little.
+            sizes = np.minimum(sizes, 2 * cap) + 8 * abs(cap * bent)
+            scores, scale, self.slope = cap * bent, 1.0, scale * (1.0 - bent**2)
         largest = np.max(scores, -1, where=seen, initial=-math.inf, keepdims=True)
         gaps = np.where(seen, scores - largest, 0.0)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -173,11 +200,7 @@ class Oracle:
         self.weights = powers / np.where(total > 0, total, 1.0)
         self.output = self.weights @ v
         self.q, self.k, self.v, self.seen = q, k, v, seen
-        self.scale = 0.0 if scale == math.inf else scale
-        # A softmax moves by at most twice what its logits do, relative to itself.
-        sizes = abs(q) @ np.swapaxes(abs(k), -1, -2)
-        moderate = scale if 1e-15 < scale < 1e15 else 0.0
-        sizes = moderate * sizes * (q.shape[-1] / 2 + 2) + np.minimum(abs(bias), 1e30)
+        sizes = sizes + np.minimum(abs(bias), 1e30)
         # The least number of a wide dtype swallows every score.
         sizes = np.where(seen & (bias > -1e30), sizes, 0.0)
         self.size = sizes.max(-1, initial=0.0, keepdims=True)
@@ -201,12 +224,13 @@ class Oracle:
         mean = (self.weights * by_weight).sum(-1, keepdims=True)
         by_logit = self.weights * (by_weight - mean)
         terms = self.weights * (abs(by_weight) + abs(mean))
+        by_score, score_terms = self.slope * by_logit, self.scale * terms
         flipped = np.swapaxes(self.weights, -1, -2)
         return [
-            (self.scale * (by_logit @ self.k), self.scale * (terms @ abs(self.k))),
+            (by_score @ self.k, score_terms @ abs(self.k)),
             (
-                self.scale * (np.swapaxes(by_logit, -1, -2) @ self.q),
-                self.scale * (np.swapaxes(terms, -1, -2) @ abs(self.q)),
+                np.swapaxes(by_score, -1, -2) @ self.q,
+                np.swapaxes(score_terms, -1, -2) @ abs(self.q),
             ),
             (flipped @ up, flipped @ abs(up)),
             (by_logit, terms),

@@ -13,6 +13,8 @@ Device = torch.device | str | None
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NOT_NUMBERS = (bool, str, tuple, list, type(None), Tensor)
 NOT_INTEGERS = (float, *NOT_NUMBERS)
+# Far from what a float32 holds, and from any score.
+LARGEST_SOFTCAP = 1e30
 
 
 class Factory(TypedDict, total=False):
@@ -109,8 +111,10 @@ def check_softcap(softcap: float | None, scale: float) -> None:
     """Raise unless scores of this scale can be capped."""
     if softcap is None:
         return
-    if not 0.0 < softcap < math.inf:
-        raise ValueError(f"softcap must be positive and finite, got {softcap}.")
+    if not 0.0 < softcap <= LARGEST_SOFTCAP:
+        raise ValueError(
+            f"softcap must be positive and at most {LARGEST_SOFTCAP:g}, got {softcap}."
+        )
     if scale == math.inf:
         raise ValueError("softcap needs a finite scale, got math.inf: hard attention.")
 

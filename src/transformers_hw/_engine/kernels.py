@@ -10,6 +10,9 @@ from torch import Tensor
 HALF_PRECISIONS = (torch.float16, torch.bfloat16)
 # Products with larger scales may overflow, and float32 takes their inverses for zero.
 LARGE_SCALE = 1e15
+# PyTorch's kernel may multiply queries and keys by the root of the scale; in float32 a
+# larger one parts keys whose scores are equal.
+LARGEST_FUSED_SCALE = 1e3
 # How far from zero the rows of a bias must lie, and may lie, to be shifted there.
 BIASES_TO_SHIFT = (100.0, 1e20)
 
@@ -55,7 +58,8 @@ def cap(scores: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, fl
     """
     if softcap is None:
         return scores, scale
-    return softcap * torch.tanh(scale / softcap * scores), 1.0
+    ratio = min(scale / softcap, torch.finfo(scores.dtype).max)
+    return softcap * torch.tanh(ratio * scores), 1.0
 
 
 def scale_gaps(
@@ -106,11 +110,12 @@ def softmax_or_zero(logits: Tensor, *, sure: bool) -> Tensor:
 
 
 def fusible(scale: float) -> bool:
-    """Tell whether PyTorch's kernel can take the scale: not if it rounds to zero.
+    """Tell whether PyTorch's kernel can take the scale.
 
-    The kernel multiplies what it has hidden, -inf, by the scale.
+    The kernel multiplies what it has hidden, -inf, by the scale, which must not round
+    to zero.
     """
-    return 1.0 / LARGE_SCALE <= scale <= LARGE_SCALE
+    return 1.0 / LARGE_SCALE <= scale <= LARGEST_FUSED_SCALE
 
 
 def fused_attention(

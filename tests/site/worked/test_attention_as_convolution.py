@@ -406,7 +406,7 @@ def test_what_the_kernels_of_the_run_say() -> None:
     energy, taps = results["kernel.energy"], results["kernel.taps"].double()
     assert int((energy[0] > 0.05).sum()) == 5
     assert energy[0, 5:].max() < 0.01
-    on_page(f"one for each sharp head, hold {energy[0, :5].sum():.0%} of the squares")
+    on_page(f"Five singular values hold {energy[0, :5].sum():.0%} of the squares")
     inside = record["metrics"]["convolution_error_inside"]
     sizes = record["metrics"]["convolution_kernel_size"]
     assert all(
