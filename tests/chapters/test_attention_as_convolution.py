@@ -203,6 +203,14 @@ def test_centers_far_outside_the_image_cost_no_digits(covariance, center, sharpn
         assert_equal(found.double().flatten(1, 2), mixed, 2e-6)
 
 
+def test_a_hard_head_beyond_every_image_fetches_its_corner():
+    layer = Gaussian(5, 1, sharpness=math.inf, centers=[(1e19, -1e19)])
+    x = torch.randn(2, 9, 11, 5)
+    corner = einsum(x[:, -1, 0], layer.value_weight, "b d, h d e -> b e")
+    for found in (layer(x), layer(x, return_weights=True)[0]):
+        assert_equal(found, corner[:, None, None].expand_as(found), 1e-6)
+
+
 @pytest.mark.parametrize("covariance", COVARIANCES)
 def test_heads_may_be_sharper_than_float32_can_hold(covariance):
     options: Any = {"centers": [(0.5, -3.2)], "covariance": covariance}

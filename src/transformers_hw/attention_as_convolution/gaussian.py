@@ -346,7 +346,9 @@ class GaussianSelfAttention(nn.Module):
     def _nearest(
         self, axis: int, at: Int[Tensor, " i"], length: int
     ) -> Int[Tensor, "heads i"]:
-        shifts = [round(center[axis]) for center in self.given_centers or ()]
+        # No image reaches as far, and integers go no farther than 2⁶³.
+        centers = (center[axis] for center in self.given_centers or ())
+        shifts = [round(min(max(x, -1e9), 1e9)) for x in centers]
         shift = rearrange(torch.tensor(shifts, device=at.device), "h -> h 1")
         return (at + shift).clamp(0, length - 1)
 
