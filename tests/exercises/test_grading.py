@@ -1,8 +1,13 @@
 """Other people's answers: a cohort with hostile ones among them, graded at once."""
 
 import csv
+import errno
 import json
+import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,14 @@ import numpy as np
 import pytest
 
 import transformers_hw.exercises as book
-from transformers_hw.exercises import check, check_source, load, stub, terminal
+from transformers_hw.exercises import (
+    check,
+    check_source,
+    isolation,
+    load,
+    stub,
+    terminal,
+)
 from transformers_hw.exercises.grading import exercise_of, grade
 from transformers_hw.exercises.isolation import Limits, check_file
 from transformers_hw.exercises.kinds import Choice, Code, Outcome, decode, encode, plain
@@ -50,6 +62,35 @@ HOSTILE = {
         "imports the book's own code",
     ),
     "reads_solution": ("text = open('{solution}').read()", "reads the exercises'"),
+    "reads_it_as_bytes": ("text = open(b'{solution}').read()", "reads the exercises'"),
+    "reads_it_as_a_path": (
+        "import io, pathlib; io.FileIO(pathlib.Path('{solution}'))",
+        "reads the exercises'",
+    ),
+    "reads_it_by_a_link": ("text = open('{link}').read()", "reads the exercises'"),
+    "reads_it_from_a_folder": (
+        "import os\nfolder = os.open('{package}', os.O_RDONLY)\n"
+        "os.open('exercises/attention/softmax.py', os.O_RDONLY, dir_fd=folder)",
+        "opens the folder",
+    ),
+    "writes_a_database": (
+        "import sqlite3; sqlite3.connect('{new}').execute('create table t(x)')",
+        "calls sqlite3.connect",
+    ),
+    "makes_a_pipe": ("import os; os.mkfifo('{new}')", "calls os.mkfifo"),
+    "makes_a_node": ("import os; os.mknod('{new}')", "calls os.mknod"),
+    "starts_below_the_library": (
+        "import _posixsubprocess; _posixsubprocess.fork_exec(['true'])",
+        "imports _posixsubprocess",
+    ),
+    "starts_inside_the_library": (
+        "import subprocess; subprocess._fork_exec(['true'])",
+        "calls subprocess._fork_exec",
+    ),
+    "lifts_a_limit": (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))",
+        "calls resource.setrlimit",
+    ),
     "patches": (
         "import sys\nk = sys.modules['kinds']\nk.alike = lambda *a: True\n"
         "k.run = lambda *a: [k.Outcome(0.0)] * 5\ndef softmax(s, b): return s",
@@ -71,6 +112,47 @@ HOSTILE = {
     "is_empty": ("", "defines no 'softmax'"),
     "has_no_function": ("softmax = 3", "TypeError"),
 }
+if sys.platform == "linux":
+    HOSTILE["reads_it_through_proc"] = (
+        "text = open('/proc/self/root{solution}').read()",
+        "reads the exercises'",
+    )
+# Calls into PyTorch, which Python does not announce.
+PYTORCH = {
+    "saves": ("torch.save(torch.ones(2), '{victim}')", "calls torch.save"),
+    "maps": (
+        "torch.from_file('{victim}', shared=True, size=1).zero_()",
+        "calls torch.from_file",
+    ),
+    "listens": (
+        "torch.distributed.TCPStore('127.0.0.1', 29777, 1, True)",
+        "calls torch.distributed.TCPStore",
+    ),
+}
+BARE = """
+import importlib.util, os, resource
+spec = importlib.util.spec_from_file_location("child", {child!r})
+child = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(child)
+"""
+
+
+SOLUTION = Path(book.__file__).parent / "attention/softmax.py"
+
+
+def fill(text: str, folder: Path) -> str:
+    """Put paths of this test into a deed."""
+    named = {
+        "victim": folder / "victim",
+        "spare": folder / "spare",
+        "new": folder / "new",
+        "link": folder / "link",
+        "solution": SOLUTION,
+        "package": SOLUTION.parents[2],
+    }
+    for name, path in named.items():
+        text = text.replace(f"{{{name}}}", str(path))
+    return text
 
 
 def write(folder: Path, student: str, text: str) -> Path:
@@ -84,12 +166,10 @@ def write(folder: Path, student: str, text: str) -> Path:
 def test_a_cohort_of_100_is_graded_and_contained(tmp_path: Path) -> None:
     cohort, victim = tmp_path / "cohort", tmp_path / "victim"
     victim.write_text("here")
-    solution = Path(book.__file__).parent / "attention/softmax.py"
+    (tmp_path / "link").symlink_to(SOLUTION)
     expected: dict[str, tuple[bool, str]] = {}
     for name, (text, said) in HOSTILE.items():
-        text = text.replace("{victim}", str(victim)).replace(
-            "{solution}", str(solution)
-        )
+        text = fill(text, tmp_path)
         write(cohort, name, text.replace("{{", "{").replace("}}", "}"))
         expected[name] = False, said
     exercise = load(NAME)
@@ -113,9 +193,61 @@ def test_a_cohort_of_100_is_graded_and_contained(tmp_path: Path) -> None:
     assert not Path("/tmp/owned").exists()
 
 
+@pytest.mark.unhooked
+@pytest.mark.parametrize(("deed", "said"), PYTORCH.values(), ids=PYTORCH)
+def test_pytorch_is_no_way_out(deed: str, said: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("here")
+    text = f"import torch\n{fill(deed, tmp_path)}\n{RIGHT}"
+    path = write(tmp_path, "student", text)
+    feedback = check_file(NAME, path, limits=Limits(seconds=10.0))
+    assert not feedback.passed
+    assert said in feedback.sentence
+    assert victim.read_text() == "here"
+
+
+@pytest.mark.unhooked
+def test_limits_keep_files_empty_and_processes_single(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    script = f"""{BARE.format(child=str(isolation.CHILD))}
+file = os.open({str(path)!r}, os.O_WRONLY | os.O_CREAT)
+if os.geteuid() == 0:
+    os.setuid(65534)  # the number of processes does not bind root
+child._limit(10.0, 6000)
+for deed in (lambda: os.write(file, b"x"), lambda: os.fork() or os._exit(0)):
+    try:
+        deed()
+    except OSError as error:
+        print(error.strerror)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", script], capture_output=True, text=True
+    )
+    assert ran.stdout.splitlines() == [
+        os.strerror(errno.EFBIG),
+        os.strerror(errno.EAGAIN),
+    ]
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.unhooked
+def test_what_a_file_started_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child.py"
+    child.write_text("import os, time\nos.fork()\ntime.sleep(60)")
+    monkeypatch.setattr(isolation, "CHILD", child)
+    began = time.monotonic()
+    path = write(tmp_path, "student", RIGHT)
+    # A second, beside the twenty that importing may take.
+    feedback = check_file(NAME, path, limits=Limits(seconds=-19.0))
+    assert "did not end" in feedback.sentence
+    assert time.monotonic() - began < 30
+
+
 def source_of(mistake: str) -> str:
     """Return a mistake of the exercise as a student would have written it."""
-    text = (Path(book.__file__).parent / "attention/softmax.py").read_text("utf-8")
+    text = SOLUTION.read_text("utf-8")
     (body,) = re.findall(rf"^def {mistake}\(.*?(?=^@|\Z)", text, re.S | re.M)
     return f"import numpy as np\n{body.replace(f'def {mistake}', 'def softmax')}"
 

@@ -2,6 +2,9 @@
 
 It reads a request from standard input, limits itself, runs the file, and writes one
 line of JSON. It never imports the package: the solutions must stay out of reach.
+
+Python's audit hooks tell of what a file reaches for, and say it in words. Limits of the
+process hold for compiled code, too, which passes the hooks unseen.
 """
 
 from __future__ import annotations
@@ -11,14 +14,22 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 # Events of Python's audit hooks that reach beyond the process.
 REACHING_OUT = (
-    "ctypes.", "os.chmod", "os.chown", "os.exec", "os.fork", "os.kill", "os.link",
-    "os.mkdir", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.spawn",
-    "os.symlink", "os.system", "os.truncate", "os.utime", "pty.", "shutil.", "signal.",
-    "socket.", "subprocess.", "tempfile.", "webbrowser.",
+    "_winapi.Create", "ctypes.", "os.chflags", "os.chmod", "os.chown", "os.exec",
+    "os.fork", "os.kill", "os.link", "os.mkdir", "os.posix_spawn", "os.remove",
+    "os.rename", "os.rmdir", "os.setxattr", "os.spawn", "os.startfile", "os.symlink",
+    "os.system", "os.truncate", "os.utime", "pty.", "resource.", "shutil.", "signal.",
+    "socket.", "sqlite3.", "subprocess.", "tempfile.", "webbrowser.",
+)  # fmt: skip
+# Functions that do so without an event. Each gets one of its own name.
+UNANNOUNCED = (
+    "os.mkfifo", "os.mknod", "posix.mkfifo", "posix.mknod", "subprocess._fork_exec",
+    "torch.distributed.TCPStore", "torch.from_file", "torch.save",
 )  # fmt: skip
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -31,13 +42,16 @@ def main() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    kinds = _load(os.path.join(request["hidden"], "kinds.py"))
     with open(request["file"], encoding="utf-8", errors="replace") as file:
         source = file.read()
+    hidden = os.path.realpath(request["hidden"])
+    # Before the limits: importing takes time, opens libraries and looks for them with
+    # the help of other programs.
+    kinds = _load(os.path.join(hidden, "kinds.py"))
     _import_libraries(source)
     _limit(request["seconds"], request["megabytes"])
     forbidden: list[str] = []
-    _forbid(forbidden, request["hidden"])
+    _forbid(forbidden, hidden)
     reply: dict[str, Any] = {"outcomes": [], "answer": None, "error": None}
     try:
         reply |= _answer(kinds, source, request)
@@ -62,7 +76,6 @@ def _load(path: str) -> Any:
 
 
 def _import_libraries(source: str) -> None:
-    # Before the limits, since importing takes time and opens libraries.
     import einops  # noqa: F401
 
     if "torch" in source:
@@ -76,33 +89,70 @@ def _limit(seconds: float, megabytes: int) -> None:
         import resource
     except ImportError:  # not on Windows, where the clock alone limits
         return
+
+    def lower(what: int, soft: int, hard: int) -> None:
+        _, most = resource.getrlimit(what)
+        if most != resource.RLIM_INFINITY:
+            soft, hard = min(soft, most), min(hard, most)
+        # Some systems know a limit and do not let it be set.
+        with suppress(ValueError, OSError):
+            resource.setrlimit(what, (soft, hard))
+
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu = int(used.ru_utime + used.ru_stime + seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    lower(resource.RLIMIT_CPU, cpu, cpu + 1)
+    lower(resource.RLIMIT_AS, megabytes << 20, megabytes << 20)
+    lower(resource.RLIMIT_CORE, 0, 0)
+    # Files get no bytes, whoever writes them. The reply goes through a pipe.
+    lower(resource.RLIMIT_FSIZE, 0, 0)
+    # No new processes, nor threads on Linux; root is not bound by it.
+    lower(resource.RLIMIT_NPROC, 0, 0)
     signal.setitimer(signal.ITIMER_REAL, seconds)  # ends those that only wait
 
 
 def _forbid(found: list[str], hidden: str) -> None:
+    # Loaded now, so that libraries can import it; what it builds on is imported by
+    # those alone who mean to go around it.
+    import subprocess  # noqa: F401
+
+    sys.modules.pop("_posixsubprocess", None)
+    for name in UNANNOUNCED:
+        module, _, function = name.rpartition(".")
+        if hasattr(sys.modules.get(module), function):
+            setattr(sys.modules[module], function, _announcing(name))
+
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         deed = None
         if event == "open":
             path, _, flags = arguments
-            inside = isinstance(path, str) and os.path.abspath(path).startswith(hidden)
-            if inside:
-                deed = "reads the exercises' solutions"
-            elif isinstance(flags, int) and flags & WRITING:
+            if isinstance(flags, int) and flags & WRITING:
                 deed = f"writes to {path!r}"
+            elif not isinstance(path, int):
+                deed = _reading(path, hidden)
         elif event == "import" and str(arguments[0]).startswith("transformers_hw"):
             deed = "imports the book's own code"
-        elif event.startswith(REACHING_OUT):
+        elif event == "import" and arguments[0] == "_posixsubprocess":
+            deed = "imports _posixsubprocess"
+        elif event.startswith(REACHING_OUT) or event in UNANNOUNCED:
             deed = f"calls {event}"
         if deed is not None:
             found.append(deed)
             raise PermissionError(f"a submission may not do this: it {deed}.")
 
     sys.addaudithook(watch)
+
+
+def _announcing(name: str) -> Callable[..., None]:
+    return lambda *_, **__: sys.audit(name)
+
+
+def _reading(path: Any, hidden: str) -> str | None:
+    # Text, bytes or a Path, with links followed; some systems ignore case.
+    real = os.path.realpath(os.fsdecode(path))
+    if real.casefold().startswith(hidden.casefold()):
+        return "reads the exercises' solutions"
+    # Paths relative to an open folder are announced without it.
+    return f"opens the folder {real!r}" if os.path.isdir(real) else None
 
 
 def _answer(kinds: Any, source: str, request: dict[str, Any]) -> dict[str, Any]:

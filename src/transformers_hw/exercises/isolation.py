@@ -8,6 +8,8 @@ read the solution nor change the checker.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,7 +103,7 @@ def _run_child(request: dict[str, Any], limits: Limits) -> dict[str, Any] | str:
                 json.dumps(request).encode(), timeout=limits.seconds + 20
             )
         except subprocess.TimeoutExpired:
-            process.kill()
+            _kill(process)
             process.communicate()
             return _too_long(limits)
     if process.returncode in (-24, -14):  # SIGXCPU, SIGALRM
@@ -113,6 +115,14 @@ def _run_child(request: dict[str, Any], limits: Limits) -> dict[str, Any] | str:
     except (IndexError, ValueError, TypeError, RecursionError):
         return "The file ended the process before it gave an answer."
     return reply
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if hasattr(os, "killpg"):
+        # What it may have started goes, too: it could hold the pipe that is read next.
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
 
 
 def _too_long(limits: Limits) -> str:
