@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import EpsImagePlugin, Image
+from PIL import EpsImagePlugin, ExifTags, Image
 
 from transformers_hw.lab.archives import Limits
 from transformers_hw.lab.dataset import Split
@@ -209,6 +210,137 @@ def test_numbers_of_unknown_range_are_refused(
         load_images(path)
 
 
+# Orientation, pages and alpha.
+
+DRAWING = np.zeros((4, 6, 4), np.uint8)
+DRAWING[1:3, 1:5, 3] = 255
+OPAQUE = np.dstack([COLORS // 256, np.full((4, 6), 255)]).astype(np.uint8)
+BLOCKS = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40
+UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    1: lambda x: x,
+    2: lambda x: x[:, ::-1],
+    3: lambda x: x[::-1, ::-1],
+    4: lambda x: x[::-1],
+    5: lambda x: x.T,
+    6: lambda x: np.rot90(x, -1),
+    7: lambda x: x[::-1, ::-1].T,
+    8: lambda x: np.rot90(x),
+}
+
+
+def saved(pixels: np.ndarray, form: str, **options: Any) -> bytes:
+    """Return pixels as Pillow writes them."""
+    content = io.BytesIO()
+    exact = {"JPEG": {"quality": 100}, "WEBP": {"lossless": True}}.get(form, {})
+    Image.fromarray(pixels).save(content, form, **exact, **options)
+    return content.getvalue()
+
+
+def palette(form: str, **options: Any) -> bytes:
+    """Return opaque pixels as indices of a palette, in order."""
+    indices = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6))
+    indices.putpalette(OPAQUE[..., :3].tobytes())
+    indices.save(content := io.BytesIO(), form, **options)
+    return content.getvalue()
+
+
+def read_twice(path: Path, content: bytes) -> np.ndarray:
+    """Return the pixels of a training image; the test image is the same."""
+    files = dict.fromkeys((ENTRY, "test/ant/0.png"), content)
+    images = load_images(write_zip(path / "some.zip", files)).train.images
+    return images[0].permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("JPEG", {}),
+        ("PNG", {}),
+        ("WEBP", {}),
+        ("TIFF", {}),
+        ("TIFF", {"compression": "tiff_deflate"}),
+    ],
+)
+def test_images_are_turned_upright_once(
+    tmp_path: Path, form: str, options: dict[str, str]
+) -> None:
+    """Photos were not, and a TIFF was already: datumaro #1756."""
+    # Blocks as large as those of JPEG.
+    stored = np.kron(BLOCKS, np.ones((8, 8), np.uint8))
+    for orientation, turned in UPRIGHT.items():
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        image = read_twice(tmp_path, saved(stored, form, exif=exif, **options))
+        for channel in range(3):
+            found = image[..., channel].astype(int)
+            np.testing.assert_allclose(found, turned(stored), atol=2)
+
+
+def test_gray_of_sixteen_bits_is_turned_too(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    expected = np.stack([np.rot90(RAMP // 256, -1)] * 3, axis=-1)
+    for form in ("PNG", "TIFF"):
+        content = saved(RAMP.astype(np.uint16), form, exif=exif)
+        np.testing.assert_array_equal(read_twice(tmp_path, content), expected)
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0no TIFF", b"Exif\0\0II"])
+def test_malformed_exif_is_refused_by_the_name_of_the_image(
+    tmp_path: Path, form: str, exif: bytes
+) -> None:
+    content = saved(OPAQUE, form, exif=exif)
+    with pytest.raises(ValueError, match=f"some.zip: '{ENTRY}' cannot be read as an "):
+        read_twice(tmp_path, content)
+
+
+@pytest.mark.parametrize("form", ["GIF", "PNG", "TIFF", "WEBP"])
+def test_the_first_frame_is_read(tmp_path: Path, form: str) -> None:
+    frames = [np.full((4, 6, 3), 100 * n, np.uint8) for n in range(3)]
+    later = [Image.fromarray(frame) for frame in frames[1:]]
+    content = saved(frames[0], form, save_all=True, append_images=later)
+    np.testing.assert_array_equal(read_twice(tmp_path, content), frames[0])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        saved(DRAWING, "PNG"),
+        saved(DRAWING, "TIFF"),
+        saved(DRAWING, "WEBP"),
+        saved(DRAWING, "GIF"),
+        saved(DRAWING[..., 2:], "PNG"),  # gray
+        saved(OPAQUE - np.uint8([0, 0, 0, 1]), "PNG"),
+        palette("PNG", transparency=b"\xff" * 23 + b"\xfe"),
+        palette("GIF", transparency=23),
+        saved(OPAQUE[..., :3], "PNG", transparency=tuple(OPAQUE[2, 3, :3].tolist())),
+        saved(RAMP.astype(np.uint16), "PNG", transparency=int(RAMP[2, 3])),
+    ],
+)
+def test_an_image_that_is_not_opaque_is_refused(tmp_path: Path, content: bytes) -> None:
+    """A black drawing on nothing became all black: DIGITS #85."""
+    message = f"some.zip: '{ENTRY}' cannot .* must be opaque: put it on a background"
+    with pytest.raises(ValueError, match=message):
+        read_twice(tmp_path, content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        saved(OPAQUE, "PNG"),
+        saved(OPAQUE, "TIFF"),
+        palette("PNG", transparency=b"\xff" * 24),
+        palette("GIF", transparency=24),
+        saved(OPAQUE[..., :3], "PNG", transparency=(1, 2, 3)),
+    ],
+)
+def test_alpha_that_is_opaque_everywhere_is_left_out(
+    tmp_path: Path, content: bytes
+) -> None:
+    np.testing.assert_array_equal(read_twice(tmp_path, content), OPAQUE[..., :3])
+
+
 # What is refused.
 
 
@@ -391,9 +523,12 @@ def test_hostile_archives_and_images_are_read_or_refused_by_name(
     chosen = random.Random(FUZZ)
     sample = Image.fromarray(np.arange(72, dtype=np.uint8).reshape(4, 6, 3))
     images = [png(0, 16, 6, 4, rows_of(RAMP)), tiff(RAMP), tiff(FLOATS, kind=3)]
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 3
     for form in ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"):
-        sample.save(content := io.BytesIO(), form)
+        sample.save(content := io.BytesIO(), form, exif=exif)
         images.append(content.getvalue())
+    images += [saved(OPAQUE, "PNG", exif=exif), saved(OPAQUE, "TIFF")]
     path, found = tmp_path / "some.zip", Counter[str]()
     for case in range(300 * FUZZ):
         image = images[case % len(images)]

@@ -70,7 +70,7 @@ class Run:
         before = self.state()
         identity = read_identity(path)
         with pytest.raises(error, match=message) as caught:
-            load_checkpoint(path, self.model, self.optimizer, identity, 24)
+            load_checkpoint(path, self.model, self.optimizer, identity, 24, ["test"])
         assert str(path) in str(caught.value)
         assert str(caught.value).isprintable()
         torch.testing.assert_close(self.state(), before, rtol=0, atol=0)
@@ -128,7 +128,8 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
     optimizer, again = make_optimizer(one, config), make_optimizer(other, config)
     one(torch.tensor([1, 2])).sum().backward()
     optimizer.step()
-    progress = Progress(step=1, history=[{"step": 1}])
+    record = {"step": 1, "train": {"loss": 0.5, "count": 2}}
+    progress = Progress(step=1, history=[record])
     save_checkpoint(path, one, optimizer, progress, {})
     assert load_checkpoint(path, other, again, {}) == progress
     assert other[0].weight is other[1].weight
@@ -244,6 +245,12 @@ def test_every_tensor_must_be_as_the_run_expects(
 
 STEPS = "the steps of its history must increase up to 11, got"
 RUNNING = {"loss": 3.0, "count": 21.0}
+METRICS = {"loss": 0.5, "count": 53}
+
+
+def _evaluated(**changes: Any) -> dict[str, Any]:
+    """Return a history of one record."""
+    return {"history": [{"step": 8, "train": METRICS, "test": METRICS} | changes]}
 
 
 @pytest.mark.parametrize(
@@ -261,15 +268,32 @@ RUNNING = {"loss": 3.0, "count": 21.0}
         ({"history": {}}, "history must be a list of records, each with its step"),
         ({"history": [8]}, "history must be a list of records"),
         ({"history": [{"epoch": 1.0}]}, "history must be a list of records"),
+        (_evaluated(train=None), "metrics of step 8 must be numbers that a run can"),
+        (_evaluated(train={"loss": 0.5}), "among them a loss and a count"),
+        (_evaluated(train={**METRICS, "loss": float("nan")}), "metrics of step 8"),
+        (_evaluated(train={**METRICS, "correct": "7"}), "metrics of step 8"),
+        (_evaluated(train={**METRICS, "count": 10**400}), "metrics of step 8"),
+        (_evaluated(test=[0.5]), "metrics of step 8"),
+        (_evaluated(test={**METRICS, "loss": None}), "metrics of step 8"),
+        (_evaluated(test={**METRICS, "count": 0}), "metrics of step 8"),
+        (_evaluated(test={**METRICS, "count": float("nan")}), "metrics of step 8"),
+        (_evaluated(epoch=10**400), "metrics of step 8"),
         ({"history": [{"step": 8}, {"step": 8}]}, rf"{STEPS} \[8, 8\]"),
         ({"history": [{"step": 12}]}, rf"{STEPS} \[12\]"),
         ({"history": [{"step": 0}]}, rf"{STEPS} \[0\]"),
-        ({"history": [{"step": 11}]}, "running must be empty after an evaluation"),
+        (
+            {"history": [{"step": 11, "train": METRICS}]},
+            "running must be empty after an evaluation",
+        ),
         ({"running": []}, "running must hold finite numbers"),
         ({"running": {**RUNNING, "loss": float("inf")}}, "must hold finite numbers"),
         ({"running": {**RUNNING, "loss": 10**400}}, "must hold finite numbers"),
         ({"running": {}}, "a loss and a positive count between evaluations"),
         ({"running": {**RUNNING, "count": 0.0}}, "a loss and a positive count"),
+        (
+            {"running": {**RUNNING, "count": 1e308}},
+            "evaluations, of at most 9007199254740992",
+        ),
         ({"rate": 0.1}, r"progress must be \['step', .* got \['history', 'rate', "),
     ],
 )
@@ -282,6 +306,18 @@ def test_the_progress_must_be_that_of_a_run(
         path, tensors, {**metadata, "progress": metadata["progress"] | change}
     )
     Run().refuses(path, CheckpointError, message)
+
+
+def test_an_evaluation_may_be_nan_and_callbacks_may_return_anything(
+    tmp_path: Path, interrupted: Path
+) -> None:
+    tensors, metadata = read_tensors(interrupted)
+    path, run = tmp_path / CHECKPOINT, Run()
+    unusual = {**METRICS, "loss": float("inf"), "spread": float("nan")}
+    metadata["progress"] |= _evaluated(test=unusual, heads=[[None, "x"]])
+    write_tensors(path, tensors, metadata)
+    names, identity = ("test", "later"), read_identity(path)
+    assert load_checkpoint(path, run.model, run.optimizer, identity, 24, names)
 
 
 @pytest.mark.parametrize("change", [{"progress": [1]}, {"identity": 2}, {"idle": 3}])

@@ -39,8 +39,9 @@ from torch.nn.utils import parametrize
 
 from transformers_hw.attention_as_convolution import ImageBert
 from transformers_hw.lab.batching import ImageBatches
+from transformers_hw.lab.checkpoint import CheckpointError
 from transformers_hw.lab.devices import pick_device
-from transformers_hw.lab.files import file_lock, read_tensors
+from transformers_hw.lab.files import file_lock, read_tensors, write_tensors
 from transformers_hw.lab.objectives import classify, cross_entropy_sums
 from transformers_hw.lab.optimization import (
     TrainingConfig,
@@ -71,7 +72,7 @@ def _assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
             torch.testing.assert_close(theirs[name], x, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Any:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -532,6 +533,26 @@ def test_a_gradient_that_is_nan_stops_the_run_before_the_weights_change(
         train(model, small_batches(config)[0], objective, config)
     fresh = small_model().state_dict()
     assert all(torch.equal(x, fresh[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize("part", ["running", "history"])
+def test_a_run_with_impossible_metrics_is_not_resumed(
+    tmp_path: Path, part: str
+) -> None:
+    """A count of 1e308 made the number of samples per second overflow."""
+    config, model = small_config(tmp_path, checkpoint_steps=1), small_model()
+    with pytest.raises(FloatingPointError):
+        small_run(config, mishap=Mishap(nan=(11, 0)))
+    tensors, metadata = read_tensors(tmp_path / CHECKPOINT)
+    progress = metadata["progress"]
+    (evaluated,) = progress["history"]
+    metrics = progress["running"] if part == "running" else evaluated["test"]
+    metrics["count"] = 1e308
+    write_tensors(tmp_path / CHECKPOINT, tensors, metadata)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match="has a malformed progress"):
+        small_run(config, model=model)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 # Several processes.

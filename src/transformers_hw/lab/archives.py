@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from einops import rearrange, repeat
 from jaxtyping import UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from transformers_hw.lab.dataset import Dataset, Split
 from transformers_hw.lab.progress_bar import progress_bar
@@ -89,6 +89,10 @@ def read_folder(path: Path, limits: Limits = LIMITS) -> Dataset:
     they are multiplied by 255 and rounded. Other numbers are refused, because their
     range is unknown.
 
+    Images are turned upright, as their EXIF or XMP orientation says. Of an animation
+    or a file of several pages, only the first is read. Images that are not opaque are
+    refused, because what they show depends on the background.
+
     Args:
         path: The folder.
         limits: The most that it may ask for.
@@ -97,8 +101,8 @@ def read_folder(path: Path, limits: Limits = LIMITS) -> Dataset:
         The images, in RGB, in the order of their names.
 
     Raises:
-        ValueError: There are no such files, one is not an image or asks for more than
-            the limits, or sizes differ.
+        ValueError: There are no such files, one is not an image, is not opaque or asks
+            for more than the limits, or sizes differ.
     """
     files = (file for file in path.rglob("*") if file.is_file())
     found = {file.relative_to(path).as_posix(): file for file in files}
@@ -122,8 +126,8 @@ def read_zip(path: Path, limits: Limits = LIMITS) -> Dataset:
         The images, as of `read_folder`.
 
     Raises:
-        ValueError: As for `read_folder`; or an entry is a link, leaves the folder, is
-            there twice, encrypted, or compressed in another way.
+        ValueError: As for `read_folder`; or an entry is a link or leaves the folder; or
+            an image is there twice, encrypted, or compressed in another way.
     """
     with path.open("rb") as file:
         try:
@@ -335,10 +339,21 @@ def _image(
 
 
 def _as_rgb(opened: Any) -> UInt8[np.ndarray, "height width 3"]:
+    # Loading turns a TIFF, and deletes its orientation: it is not turned twice.
+    ImageOps.exif_transpose(opened, in_place=True)
     # Pillow reduces the channels of color to eight bits, but clips gray numbers.
     sixteen_bits = opened.mode.startswith("I;16")
     if opened.mode == "I" and opened.format in ("PNG", "PPM"):
         sixteen_bits = True
+    if opened.has_transparency_data:
+        rgba = opened.convert("RGBA")
+        # Pillow does not find which pixels have a transparent gray of 16 bits.
+        if sixteen_bits or rgba.getchannel("A").getextrema() != (255, 255):
+            raise ValueError(
+                "it must be opaque: put it on a background first, for example with "
+                "PIL.Image.alpha_composite"
+            )
+        return np.asarray(rgba.convert("RGB"))
     if not sixteen_bits and opened.mode not in ("F", "I"):
         if opened.format == "TIFF" and 2 in opened.tag_v2.get(SAMPLE_FORMAT, ()):
             raise ValueError("its numbers are signed, and of eight bits")

@@ -3,7 +3,7 @@
 import json
 import reprlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,8 @@ OPTIMIZER_STATES = {
     torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: ("momentum_buffer",),
 }
+# Counts of samples are sums of floats, which are exact up to here.
+MOST_SAMPLES = 2**53
 SHORTENED = reprlib.Repr()
 SHORTENED.maxlist, SHORTENED.maxstring = 8, 100
 
@@ -95,6 +97,7 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     identity: Mapping[str, Any],
     total: int = sys.maxsize,
+    evaluations: Collection[str] = (),
 ) -> Progress | None:
     """Restore a model and its optimizer from a checkpoint.
 
@@ -108,6 +111,8 @@ def load_checkpoint(
         optimizer: Its optimizer, AdamW or SGD with momentum.
         identity: Settings of the run.
         total: Number of steps that the run will take.
+        evaluations: Names of the data that the run evaluates on. Their metrics in the
+            history are checked, as those of `train` are.
 
     Returns:
         The progress, or `None` if there is no checkpoint.
@@ -125,7 +130,7 @@ def load_checkpoint(
     if not all(isinstance(metadata.get(part), kind) for part, kind in parts.items()):
         raise CheckpointError(f"{path} is not a checkpoint.")
     _check_identity(path, metadata["identity"], _as_json(identity))
-    if flaw := _flaw(metadata["progress"], total):
+    if flaw := _flaw(metadata["progress"], total, evaluations):
         raise CheckpointError(f"{path} has a malformed progress: {flaw}.")
     progress = Progress(**metadata["progress"])
     weights, parameters = _state(model), _names(model, optimizer)
@@ -230,7 +235,9 @@ def _check_tensors(
             )
 
 
-def _flaw(progress: Mapping[str, Any], total: int) -> str | None:
+def _flaw(
+    progress: Mapping[str, Any], total: int, evaluations: Collection[str]
+) -> str | None:
     """Return what is wrong with a progress, if anything."""
     names = [x.name for x in fields(Progress)]
     if sorted(progress) != sorted(names):
@@ -249,13 +256,37 @@ def _flaw(progress: Mapping[str, Any], total: int) -> str | None:
     if any(one >= other for one, other in pairwise([*evaluated, step + 1])):
         found = SHORTENED.repr(evaluated[1:])
         return f"the steps of its history must increase up to {step}, got {found}"
+    for record in history:
+        metrics = [record[name] for name in evaluations if name in record]
+        if not (
+            _is_number(record.get("epoch", 0))
+            and all(map(_are_metrics, [record.get("train"), *metrics]))
+            # A run stops if this is not finite, but not for a loss on other data.
+            and _is_number(record["train"]["loss"])
+        ):
+            return (
+                f"the metrics of step {record['step']} must be numbers that a run can "
+                "have, among them a loss and a count"
+            )
     if not isinstance(running, dict) or not all(map(_is_number, running.values())):
         return "running must hold finite numbers"
     if step == evaluated[-1]:
         return "running must be empty after an evaluation" if running else None
-    if "loss" not in running or not running.get("count", 0) > 0:
-        return "running must hold a loss and a positive count between evaluations"
+    if not _are_metrics(running):
+        return (
+            "running must hold a loss and a positive count between evaluations, of "
+            f"at most {MOST_SAMPLES}"
+        )
     return None
+
+
+def _are_metrics(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and all(type(x) is float or _is_number(x) for x in found.values())
+        and "loss" in found
+        and 0 < found.get("count", 0) <= MOST_SAMPLES
+    )
 
 
 def _is_number(x: Any, kinds: tuple[type, ...] = (int, float)) -> bool:

@@ -29,13 +29,14 @@ def load_images(source: str | Path = "digits", *, limits: Limits = LIMITS) -> Da
         source: `"digits"` for the 1,797 handwritten digits, 8 by 8 pixels, that come
             with scikit-learn, of which every fifth of a class is for testing;
             `"cifar10"` for CIFAR-10, downloaded once; or the path of a folder or zip
-            with images called `train/<class>/*` and `test/<class>/*`.
+            with opaque images called `train/<class>/*` and `test/<class>/*`.
         limits: The most that a folder or zip may ask for.
 
     Raises:
         DownloadError: CIFAR-10 cannot be downloaded.
         FileNotFoundError: There is nothing at `source`.
-        ValueError: There are no such images at `source`, or they exceed the limits.
+        ValueError: There are no such images at `source`, or one is not opaque, cannot
+            be read, or exceeds the limits.
 
     Examples:
         >>> digits = load_images("digits")

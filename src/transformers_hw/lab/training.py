@@ -112,7 +112,9 @@ def train(
         distributed.barrier()
         request = stack.enter_context(handle_signals())
         identity = {**config.identity(), **(identity or {})}
-        progress = load_checkpoint(path, model, optimizer, identity, total)
+        progress = load_checkpoint(
+            path, model, optimizer, identity, total, evaluations or ()
+        )
         progress = progress or Progress()
         if progress.history and progress.history[-1]["step"] == total:
             if distributed.is_main:
