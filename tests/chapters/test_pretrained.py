@@ -32,6 +32,7 @@ from transformers_hw import (
     DecoderLayer,
     Encoder,
     EncoderLayer,
+    LanguageModel,
     MultiHeadAttention,
     Seq2Seq,
     Transformer,
@@ -528,6 +529,21 @@ def test_images_of_another_size_are_rotated_as_timm_rotates_them():
             assert_same(ours(x), theirs(x), x, atol=1e-5)
 
 
+@pytest.mark.parametrize("pool", ["gelu", "silu"])
+def test_a_gated_state_dict_does_not_tell_the_activation_that_pools(pool):
+    gated = partial(timm_part("GluMlp"), gate_last=False, act_layer=nn.SiLU)
+    theirs = drawn(timm_model(mlp_layer=gated, act_layer=nn.SiLU, global_pool="map"))
+    pooling = TIMM["attention pools patches"][1]
+    with pytest.raises(WeightsError, match="'swiglu' does not tell that of attention"):
+        from_timm(theirs.state_dict(), **{**PLAIN, **pooling, "activation": "swiglu"})
+    if pool == "gelu":
+        theirs.attn_pool.mlp.act, x = nn.GELU(), images()
+        assert_same(from_timm(theirs)(x), theirs(x), x)
+    else:
+        with pytest.raises(WeightsError, match="pooling must be swiglu, got silu"):
+            from_timm(theirs)
+
+
 def test_positions_resampled_by_timm_are_timms():
     theirs, x = drawn(timm_model()), images(20)
     theirs.set_input_size((20, 20))
@@ -577,6 +593,44 @@ def test_a_larger_image_is_read_as_hugging_face_reads_it():
     theirs, x = drawn(huggingface_vit()), randn(2, 3, 16, 24)
     wanted = theirs(x, interpolate_pos_encoding=True).logits
     assert_same(from_huggingface(theirs)(x), wanted, x)
+
+
+@pytest.mark.parametrize("kind", ["Dinov2", "Dinov2WithRegisters"])
+def test_hugging_face_resamples_a_dinov2s_positions_unless_images_are_squares(kind):
+    options: dict[str, Any] = {"patch_size": [8, 4], "mlp_ratio": 2}
+    options["intermediate_size"] = 2 * DIM
+    theirs = drawn(huggingface_vit(f"{kind}Model", image_size=[16, 32], **options))
+    state, config, x = theirs.state_dict(), config_of(theirs), images((16, 32))
+    with pytest.raises(WeightsError, match=r"a square: image_size=\(16, 32\) does so"):
+        from_huggingface(state, config=config)
+    found = from_huggingface(state, config=config, image_size=(16, 32))
+    assert_same(found.encode(x), theirs(x).last_hidden_state, x)
+    # Of a square image of as many patches, it takes them as they are.
+    options["patch_size"] = [16, 4]
+    theirs, x = (
+        drawn(huggingface_vit(f"{kind}Model", image_size=32, **options)),
+        images(32),
+    )
+    state, config = theirs.state_dict(), config_of(theirs)
+    for size in (None, 32):
+        found = from_huggingface(state, config=config, image_size=size)
+        assert_same(found.encode(x), theirs(x).last_hidden_state, x)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3"])
+def test_a_window_that_a_file_leaves_out_is_hugging_faces_default(kind):
+    sizes = {**HUGGINGFACE_SIZES, "vocab_size": 31, "num_key_value_heads": 1}
+    model = getattr(huggingface(), f"{kind}Model")
+    made = model.config_class(**sizes, use_sliding_window=True, max_window_layers=0)
+    theirs = drawn(model(made), torch.float32)
+    config = config_of(theirs)
+    del config["sliding_window"], config["layer_types"]
+    tokens = torch.randint(31, (1, 4200))
+    ours = from_huggingface(theirs.state_dict(), config=config)
+    assert ours.config.window == made.sliding_window == 4096
+    with torch.no_grad():
+        found, wanted = ours.encode(tokens), theirs(tokens).last_hidden_state
+    assert_same(found, wanted, atol=1e-4)
 
 
 def test_hugging_faces_older_names_are_known():
@@ -1106,6 +1160,35 @@ def test_a_file_gives_what_its_state_dict_gives(name, tmp_path):
     assert sum(parameters) + unused == sum(x.numel() for x in state.values())
 
 
+@pytest.mark.parametrize("name", CONVERTERS)
+def test_errors_name_the_file(name, tmp_path):
+    state, convert = weights_of(name), CONVERTERS[name][1]
+    last = [key for key in state if key.endswith("bias")][-1]
+    path = tmp_path / "weights.safetensors"
+    for changed in (
+        {**state, last: torch.zeros(99)},
+        {**state, last: torch.full_like(state[last], torch.nan)},
+        {key: x[None] for key, x in state.items()},
+        {"w": torch.zeros(2)},
+    ):
+        safetensors.torch.save_file(changed, path)
+        for source in (path, str(path)):
+            with pytest.raises(WeightsError) as raised:
+                convert(source)
+            assert str(raised.value).count(str(path)) == 1
+    path.write_bytes(b"")
+    with pytest.raises(WeightsError) as raised:
+        convert(path)
+    assert str(raised.value).count(str(path)) == 1
+
+
+def test_errors_name_the_file_of_the_configuration(tmp_path):
+    config = tmp_path / "other.json"
+    config.write_text(json.dumps({"model_type": "vit"}), "utf-8")
+    with pytest.raises(WeightsError, match=f"^{config}: config must tell num_att"):
+        from_huggingface(weights_of("hugging face ViT"), config=config)
+
+
 def test_tensors_without_numbers_in_memory_are_refused():
     state, name = weights_of("timm"), "head.bias"
     for x, kind in (
@@ -1306,6 +1389,19 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "Bert": lambda: Bert(11, max_length=9, num_segments=3, **SIZES),
     "Bert, pre-norm": lambda: Bert(11, norm="pre", eps=1e-3, pooler=False, **SIZES),
+    "LanguageModel": lambda: LanguageModel(11, max_length=9, **SIZES),
+    "LanguageModel, Llama": lambda: LanguageModel(
+        11,
+        positions="rotary",
+        rotary_scaling={"factor": 2.0, "original_length": 4},
+        normalization="rms",
+        activation="swiglu",
+        bias=False,
+        kv_heads=1,
+        window=3,
+        tied=False,
+        **SIZES,
+    ),
     "Seq2Seq": lambda: Seq2Seq(11, dim=5, hidden_dim=6),
     "Seq2Seq, attention": lambda: Seq2Seq(
         11, dim=5, hidden_dim=6, cell="rnn", attention="additive"
@@ -1337,7 +1433,7 @@ def inputs_of(model: nn.Module) -> tuple[Tensor, ...]:
     source, target = torch.randint(1, 11, (2, 7)), torch.randint(1, 11, (2, 5))
     if isinstance(model, VisionTransformer | ImageBert):
         return (torch.randn(2, 3, 8, 12, dtype=F64),)
-    if isinstance(model, Bert):
+    if isinstance(model, Bert | LanguageModel):
         return (source,)
     if isinstance(model, Transformer | Seq2Seq):
         return source, target
@@ -1452,6 +1548,47 @@ def test_a_header_that_does_not_fit_is_refused(tmp_path, found, complaint):
             load_model(path)
 
 
+@pytest.mark.unhooked
+@pytest.mark.parametrize(
+    ("name", "setting", "value", "wanted"),
+    [
+        ("LanguageModel, Llama", "rotary_scaling", 3, "a RotaryScaling, a mapping"),
+        ("LanguageModel, Llama", "rotary_scaling", [], "a RotaryScaling, a mapping"),
+        ("LanguageModel, Llama", "rotary_scaling", "x", "a RotaryScaling, a mapping"),
+        ("LanguageModel", "tied", "no", "of type bool"),
+        ("LanguageModel", "final_norm", 1, r"of type bool \| None"),
+        ("LanguageModel", "rotary_base", "x", "of type float"),
+        ("ViT, mean", "class_token", "", "of type bool"),
+        ("ViT, mean", "class_token", [], "of type bool"),
+        ("ViT, mean", "pool_prefix", "no", "of type bool"),
+        ("ViT, mean", "rotary", [], "a mapping of the keywords"),
+        ("Bert", "pooler", 1, "of type bool"),
+        ("Bert", "window", 2**63, "fit into 64 bits"),
+        ("Transformer, tied", "tied", [1], "of type bool"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_by_name(
+    name, setting, value, wanted, tmp_path
+):
+    path = save_model(MODELS[name](), tmp_path / "w.safetensors")
+    with WeightsFile(path) as file:
+        told, tensors = json.loads(file.metadata["transformers_hw"]), file.tensors()
+    told["config"][setting] = value
+    header = {"transformers_hw": json.dumps(told)}
+    safetensors.torch.save_file(tensors, path, header)
+    with pytest.raises(WeightsError, match=f" {setting} must (be )?{wanted}.*, got "):
+        load_model(path)
+
+
+@pytest.mark.unhooked
+def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path):
+    one: Any = 1
+    model = VisionTransformer(8, 4, num_classes=7, class_token=one, **SIZES)
+    with pytest.raises(TypeError, match=r"class_token must be of type bool, got 1\."):
+        save_model(model, tmp_path / "w.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     path = save_model(MODELS["Bert"](), tmp_path / "w.safetensors")
     before = path.read_bytes()
@@ -1489,6 +1626,7 @@ def attention(**options: Any) -> MultiHeadAttention:
 
 
 LINEAR: Any = nn.Linear(2, 3)
+THREE: Any = 3
 ENCODERS: Any = (Encoder(DIM, 3, 7, 1), Encoder(DIM, 3, 7, 1))
 
 
@@ -1527,6 +1665,18 @@ ENCODERS: Any = (Encoder(DIM, 3, 7, 1), Encoder(DIM, 3, 7, 1))
     ("beta", lambda: to_torch(attention(scale=2.0)), ValueError, "and scale 2.0"),
     ("linear", lambda: save_model(LINEAR, "w.safetensors"), TypeError, "… got Linear"),
     ("suffix", lambda: save_model(MODELS["Bert"](), "w.pt"), ValueError, "must end"),
+    (
+        "scaling",
+        lambda: LanguageModel(11, rotary_scaling=THREE, **SIZES),
+        TypeError,
+        "rotary_scaling must be a RotaryScaling, a mapping … got 3",
+    ),
+    (
+        "rotary",
+        lambda: VisionTransformer(8, 4, num_classes=7, rotary=THREE, **SIZES),
+        TypeError,
+        "rotary must be a mapping of the keywords … got 3",
+    ),
     ("pickle", lambda: from_timm("w.bin", **PLAIN), WeightsError, "can run code"),
 )
 def test_malformed_calls_get_clear_errors(call, error, message):
@@ -1703,7 +1853,9 @@ def test_a_model_file_of_other_settings_or_bytes_is_read_or_refused(name, tmp_pa
         else:
             path.write_bytes(damaged(content, chosen))
         try:
-            found = type(load_model(path)).__name__
+            model: Any = load_model(path).double()
+            outputs(model, inputs_of(model))
+            found = type(model).__name__
         except WeightsError as error:
             clear = str(path) in str(error) and str(error).isprintable()
             found = saved["model"] if clear and len(str(error)) < 2000 else repr(error)

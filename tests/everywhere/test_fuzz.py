@@ -185,8 +185,7 @@ class Oracle:
         if cap is not None:
             with np.errstate(over="ignore"):
                 bent = np.tanh(scores * (scale / cap))
-            # Rounding of the scores counts where the cap bends little.
-            sizes = np.minimum(sizes, 2 * cap) + 8 * abs(cap * bent)
+            sizes = sizes + 8 * abs(cap * bent)
             scores, scale, self.slope = cap * bent, 1.0, scale * (1.0 - bent**2)
         largest = np.max(scores, -1, where=seen, initial=-math.inf, keepdims=True)
         gaps = np.where(seen, scores - largest, 0.0)
@@ -213,7 +212,8 @@ class Oracle:
         moved = np.minimum(np.expm1(np.minimum(2 * fine * self.size, 1.0)), 1.0)
         weights = moved + 4 * eps + np.zeros_like(self.weights)
         largest = abs(self.v).max(-2, initial=0.0, keepdims=True)
-        return weights, (moved + 4 * eps) * largest + np.zeros_like(self.output)
+        # Weight may go from one value to its opposite.
+        return weights, (2 * moved + 4 * eps) * largest + np.zeros_like(self.output)
 
     def gradients(self, up: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return gradients by query, key, value and bias, and the sums of their terms.

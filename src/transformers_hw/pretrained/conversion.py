@@ -3,8 +3,9 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
-from typing import Any, TypeVar
+from functools import reduce, wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from transformers_hw.transformer.parts import ACTIVATIONS
 
 Names = Mapping[str, str]
 Model = TypeVar("Model", bound=nn.Module)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -220,6 +222,23 @@ class Conversion:
             raise WeightsError(
                 f"weights must be those of {self.origin}. {'; '.join(told)}."
             )
+
+
+def names_file(convert: Callable[P, T]) -> Callable[P, T]:
+    """Make the errors of a converter name the files that it was given."""
+
+    @wraps(convert)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return convert(*args, **kwargs)
+        except WeightsError as error:
+            given = (*args[:1], kwargs.get("source"), kwargs.get("config"))
+            paths = [str(Path(x)) for x in given if isinstance(x, str | Path)]
+            if not any(path in str(error) for path in paths):
+                error.args = (": ".join([*paths, str(error)]),)
+            raise
+
+    return wrapper
 
 
 def layered_shapes(

@@ -9,7 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from transformers_hw._engine.shapes import checked
-from transformers_hw.pretrained.conversion import Conversion, with_parameters
+from transformers_hw.pretrained.conversion import (
+    Conversion,
+    names_file,
+    with_parameters,
+)
 from transformers_hw.pretrained.huggingface_decoders import (
     DECODERS,
     LLAMAS,
@@ -76,6 +80,7 @@ OTHERS = {
 
 
 @checked
+@names_file
 def from_huggingface(
     source: nn.Module | Weights,
     *,

@@ -205,11 +205,12 @@ def _rotary(conversion: Conversion, config: Config) -> dict[str, Any]:
 
 def _window(conversion: Conversion, config: Config, depth: int) -> int | None:
     """Read how far a token sees, which must be equally far in all layers."""
-    window, kind = config.get("sliding_window"), config["model_type"]
-    if kind == "mistral":
-        return config.get("sliding_window", 4096)  # what a file leaves out
+    kind = config["model_type"]
     if kind == "llama":
         return None
+    window = config.get("sliding_window", 4096)  # what a file leaves out
+    if kind == "mistral":
+        return window
     kinds = config.get("layer_types")
     if window is None or not config.get("use_sliding_window"):
         if kinds is not None and "sliding_attention" in conversion.attempt(list, kinds):

@@ -122,9 +122,15 @@ def convert_vit(
     if image_size is not None:
         patch = conversion.shape(f"{library.patches}weight", 4)[2:]
         size = height_and_width("image_size", image_size)
-        grid = (size[0] // patch[0], size[1] // patch[1])
-        resample = partial(_resampled, grid, kind)
+        resample = partial(_resampled, size, patch, kind)
         conversion.change(partial(_prepared, library, tokens, resample))
+    elif kind in DINOS and conversion.module is None:
+        height, width = conversion.attempt(height_and_width, "image_size", size)
+        if height != width:
+            raise conversion.other(
+                f"a {kind} resamples its positions for images of {height}×{width} "
+                f"pixels, as those of a square: image_size=({height}, {width}) does so"
+            )
     compare = partial(_vits, kind, image_size is not None)
     model = vision_transformer(conversion, library, settings, size, compare)
     check_sizes(
@@ -195,8 +201,13 @@ def _prepared(
     return found
 
 
-def _resampled(grid: tuple[int, int], kind: str, positions: Tensor) -> Tensor:
-    """Resample the positions of a square for a grid, as Hugging Face does."""
+def _resampled(
+    size: tuple[int, int], patch: tuple[int, ...], kind: str, positions: Tensor
+) -> Tensor:
+    """Resample the positions of a square for an image, as Hugging Face does."""
+    grid = (size[0] // patch[0], size[1] // patch[1])
+    if size[0] == size[1] and math.prod(grid) == positions.shape[1]:
+        return positions  # as they are, even where the grid is no square
     rows = math.isqrt(positions.shape[1])
     if rows**2 != positions.shape[1] or 0 in grid:
         raise WeightsError(

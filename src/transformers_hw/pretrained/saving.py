@@ -1,9 +1,10 @@
 """Save models with their settings, in files that contain no code."""
 
 import json
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
 from torch import nn
@@ -71,9 +72,11 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
         The path.
 
     Raises:
-        TypeError: If `model` is not one of the book's.
+        TypeError: If `model` is not one of the book's, or a setting is of another type
+            than its config declares.
         ValueError: If parts were replaced, so that the settings no longer describe the
-            model, if its weights have several dtypes, or if `path` ends otherwise.
+            model, if its weights have several dtypes, if a setting does not fit into
+            64 bits, or if `path` ends otherwise.
         RuntimeError: If two weights share memory that the settings do not tie.
         OSError: If the file cannot be written.
 
@@ -94,8 +97,7 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
     if MODELS.get(name) is not type(model) or not is_dataclass(config):
         raise TypeError(f"model must be one of {', '.join(MODELS)}, got {name}.")
     settings = asdict(config)  # type: ignore[arg-type]
-    with torch.device("meta"):
-        described = MODELS[name](**settings)
+    described = _build(name, settings)
     if repr(described) != repr(model) or shapes_of(described) != shapes_of(model):
         hint = (
             " Replace a head with reset_head(num_classes), which the config records."
@@ -139,8 +141,7 @@ def load_model(path: str | Path) -> nn.Module:
 
         def build(layers: int) -> nn.Module:
             changed = {"depth": layers} if "depth" in settings else {}
-            with torch.device("meta"):
-                return MODELS[name](**{**settings, **changed, "device": "meta"})
+            return _build(name, {**settings, **changed})
 
         try:
             wanted = layered_shapes(build, depth, len(file.shapes))
@@ -163,6 +164,34 @@ def load_model(path: str | Path) -> nn.Module:
     model = build(depth)
     model.load_state_dict(weights, assign=True)
     return model.eval()
+
+
+def _build(name: str, settings: dict[str, Any]) -> nn.Module:
+    """Build a model without memory; raise unless its settings are as declared."""
+    with torch.device("meta"):
+        model = MODELS[name](**{**settings, "device": "meta"})
+    config: Any = model.config
+    for field in fields(config):
+        value, kind = getattr(config, field.name), field.type
+        if not _is_a(kind, value):
+            wanted = kind.__name__ if isinstance(kind, type) else kind
+            raise TypeError(f"{field.name} must be of type {wanted}, got {value!r}.")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"{field.name} must fit into 64 bits, got {value}.")
+    return model
+
+
+def _is_a(kind: Any, value: object) -> bool:
+    """Tell whether a value is of an annotated type."""
+    origin, args = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is_a(one, value) for one in args)
+    if origin is Literal:
+        return value in args
+    if isinstance(value, bool):  # not an int here
+        return origin is bool
+    wider = {float: (float, int), tuple: (tuple, list)}
+    return isinstance(value, wider.get(origin, origin))
 
 
 def _read_header(file: WeightsFile) -> tuple[str, dict[str, Any]]:

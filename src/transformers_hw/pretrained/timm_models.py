@@ -11,6 +11,7 @@ from transformers_hw.pretrained.conversion import (
     Conversion,
     eps_of,
     name_of_activation,
+    names_file,
     shared,
 )
 from transformers_hw.pretrained.vision import Library, one_image, vision_transformer
@@ -98,6 +99,7 @@ ROTATIONS = ("RotaryEmbeddingCat", "RotaryEmbeddingDinoV3")
 
 
 @checked
+@names_file
 def from_timm(
     source: nn.Module | Weights,
     *,
@@ -136,7 +138,8 @@ def from_timm(
         eps: Epsilon of the layer norms, $10^{-6}$ in most of timm's.
         activation: Activation of the feed-forward networks: `"gelu"` in most of
             timm's, `"gelu_tanh"` in those with `siglip` in their names, `"quick_gelu"`
-            where the name says so, `"swiglu"` where they are gated.
+            where the name says so, `"swiglu"` where they are gated; but not with
+            `pool="attention"`, whose own activation only the module tells then.
         norm: Where the layer norms stand: `"pre"`. Models with `rpn` in their names
             and `eva02_enormous`, whose norms stand elsewhere, have the same names of
             weights.
@@ -187,6 +190,11 @@ def from_timm(
         settings["rotary"] = None
     if settings["pool"] == "attention":
         conversion.shape("attn_pool.latent", 3)
+        if settings["activation"] == "swiglu" and conversion.module is None:
+            raise conversion.other(
+                "activation 'swiglu' does not tell that of attention pooling, which "
+                "only the module does"
+            )
     settings["pooler"] = "norm" if "fc_norm.weight" in tensors else None
     library = _library(conversion, settings)
     return vision_transformer(conversion, library, settings, size, one_image)

@@ -12,6 +12,7 @@ from transformers_hw.pretrained.conversion import (
     Conversion,
     eps_of,
     name_of_activation,
+    names_file,
     shared,
     with_parameters,
 )
@@ -79,6 +80,7 @@ TORCHVISION = Library(
 
 
 @checked
+@names_file
 def from_torchvision(
     source: nn.Module | Weights, *, heads: int | None = None, eps: float | None = None
 ) -> VisionTransformer:

@@ -52,9 +52,14 @@ class LanguageModelConfig(StackConfig):
     activation: Network = "gelu_tanh"
 
     def __post_init__(self) -> None:
-        """Raise unless sizes are positive."""
+        """Raise unless sizes are positive, and the scaling is one."""
         super().__post_init__()
         check_sizes(vocab_size=self.vocab_size, max_length=self.max_length)
+        if not isinstance(self.rotary_scaling, RotaryScaling | None):
+            raise TypeError(
+                "rotary_scaling must be a RotaryScaling, a mapping of its attributes "
+                f"or None, got {self.rotary_scaling!r}."
+            )
 
 
 class LanguageModel(nn.Module):
@@ -103,6 +108,7 @@ class LanguageModel(nn.Module):
             embedded tokens.
 
     Raises:
+        TypeError: If `rotary_scaling` is of another type.
         ValueError: If a number is out of range, a name is unknown, or `heads` does not
             divide `dim`.
 

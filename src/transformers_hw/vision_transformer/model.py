@@ -146,6 +146,11 @@ class VisionTransformerConfig(LayerConfig):
             raise ValueError("pool 'class' needs a class token, got class_token=False.")
         grid_of(self.image_size, self.patch_size)
         if self.rotary is not None:
+            if not isinstance(self.rotary, Mapping):
+                raise TypeError(
+                    "rotary must be a mapping of the keywords of RotaryPositions2D or "
+                    f"None, got {self.rotary!r}."
+                )
             # JSON has no tuples.
             plain = {
                 name: tuple(x) if isinstance(x, list) else x
@@ -207,6 +212,7 @@ class VisionTransformer(nn.Module):
             acts on the tokens that enter the encoder.
 
     Raises:
+        TypeError: If `rotary` is of another type.
         ValueError: If a number is out of range, a name is unknown, `heads` does not
             divide `dim`, or the patch does not divide the image.
 
