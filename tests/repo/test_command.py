@@ -1,7 +1,9 @@
 """The command `transformers-hw`, and the model summaries that it prints."""
 
+import csv
 import importlib.metadata
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -77,17 +79,41 @@ def test_every_chapter_is_listed_with_its_questions(
     assert f"{len(chapters)} questions in all" in text
 
 
-@pytest.mark.parametrize("where", [">&-", ">/dev/full"])
-def test_output_that_nobody_takes_is_no_traceback(where: str) -> None:
-    code = "import sys, transformers_hw_command as x; sys.exit(x.main(['book']))"
+@pytest.mark.parametrize("arguments", ["book", "exercise", "grade cohort"])
+@pytest.mark.parametrize("where", [">&-", ">/dev/full", "| true"])
+def test_output_that_nobody_takes_is_no_traceback(
+    where: str, arguments: str, tmp_path: Path
+) -> None:
+    students = ["anna", "berta"]
+    for student in students:
+        file = tmp_path / "cohort" / student / "attention__softmax.py"
+        file.parent.mkdir(parents=True)
+        file.write_text("softmax = None")
+    code = "import sys, transformers_hw_command as x; sys.exit(x.main(sys.argv[1:]))"
+    reader, writer = os.pipe()
+    os.close(reader)  # what is left of a pipe into a program that has ended
+    redirection = "" if where == "| true" else where
     ran = subprocess.run(
-        ["/bin/sh", "-c", f'"$0" -c "$1" {where}', sys.executable, code],
-        capture_output=True,
+        [
+            "/bin/sh",
+            "-c",
+            f'"$0" -c "$1" {arguments} {redirection}',
+            *(sys.executable, code),
+        ],
+        stdout=writer,
+        stderr=subprocess.PIPE,
         text=True,
+        cwd=tmp_path,
     )
+    os.close(writer)
     assert ran.returncode == 1
     full = "transformers-hw: [Errno 28] No space left on device\n"
-    assert ran.stderr == ("" if where == ">&-" else full)
+    # Students are graded at the same time, so that several may meet the full disk.
+    said = set(ran.stderr.splitlines(keepends=True))
+    assert said == ({full} if where == ">/dev/full" else set())
+    if arguments == "grade cohort":
+        with (tmp_path / "cohort/grades.csv").open(encoding="utf-8") as table:
+            assert [row["student"] for row in csv.DictReader(table)] == students
 
 
 def test_the_site_is_built_by_make(capsys: pytest.CaptureFixture[str]) -> None:
