@@ -308,8 +308,8 @@ def test_the_jacobian_at_the_papers_width() -> None:
     }
     assert mean == pytest.approx(wanted, abs=0.01)
     on_page(
-        "Without the scale, it falls from 0.30 to 0.18 if there are 16 keys",
-        "rises from 0.18 to 0.21 if there are 64",
+        "from 0.30 to 0.18 with 16 keys",
+        "raises it from 0.18 to 0.21 with 64",
     )
 
 
@@ -453,7 +453,7 @@ def test_the_line_of_a_moved_key() -> None:
         assert (222 - y) / 180 == pytest.approx(sigmoid(logit + change), abs=1e-3)
     on_page(
         f"the weight {moved[0]:.2f}. Move the key of *dog*",
-        f"weight becomes {moved[2]:.2f}; by 4, and it becomes {moved[4]:.2f}",
+        f"weight becomes {moved[2]:.2f}; if by 4, it becomes {moved[4]:.2f}",
     )
 
 
@@ -614,11 +614,11 @@ def test_the_real_sentence() -> None:
         return ways / 2**tosses
 
     on_page(
-        "moves the right way in 9 of 11 pairs, which a fair coin matches or beats with "
-        f"probability {coin(11, 9):.0%}. But 9 of the 72 heads, this one included, "
-        "match or beat it too",
-        "the right one in 15 of 22 sentences, more than for any other head. A coin "
-        f"does at least as well with probability {coin(22, 15):.0%}",
+        "moves the right way in 9 of 11 pairs, and a fair coin would do at least as "
+        f"well with probability {coin(11, 9):.0%}. But 9 of the 72 heads, this one "
+        "included, do at least as well",
+        "the right one in 15 of 22 sentences, more than for any other head. A "
+        f"fair coin would do at least as well with probability {coin(22, 15):.0%}",
     )
 
 

@@ -305,12 +305,12 @@ def test_a_wide_sum_keeps_both_summands():
         assert torch.allclose(drawn, shares[:, column], atol=0.01)
     token, position, within_one, by_product = shares.T
     assert by_product[2].item() == pytest.approx(0.22, abs=0.01)
-    on_page("right less often: in 22% at $d = 16$")
+    on_page("the largest product finds the right token in 22% of the sums at $d = 16$")
     assert token[[0, 2]].tolist() == pytest.approx([0.006, 0.60], abs=0.004)
     assert (token[4:] == 1).all()
     assert position[-1].item() == pytest.approx(0.94, abs=0.01)
     assert within_one[-1] == 1
-    on_page("in 0.6% of the sums at $d = 4$, in 60% at $d = 16$")
+    on_page("0.6% are right at $d = 4$, 60% at $d = 16$")
     on_page(
         "At $d = 512$ the guess is exactly right in 94% of the sums, "
         "and off by one in the others"

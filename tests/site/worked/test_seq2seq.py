@@ -117,6 +117,12 @@ def test_attention_by_hand() -> None:
         f"e^{{-5}}) \\approx {weights(5)[0][1]:.3f}$",
     )
     assert weights(0)[0] == [0.25] * 4
+    hours = [math.cos(math.tau * hour / 14) for hour in range(14)]
+    short, long = (1 / sum(math.exp(size * (x - 1)) for x in hours) for size in (3, 30))
+    on_page(
+        f"with 14 hours, a hand of length 3 puts only {short:.0%} of the weight on its "
+        f"token, and one of length 30 puts {long:.0%} there"
+    )
     assert sum(x for x, _ in CLOCK) == sum(y for _, y in CLOCK) == 0
 
 
@@ -365,6 +371,13 @@ def test_what_the_page_says_of_longer_texts() -> None:
         positions = results(f"written_at_twice.{name}").mean(0)
         assert positions[:10].min() > 0.97
         assert positions[14:].max() < 0.06
+    recurrent, transformer = (
+        1 - results(f"texts.{name}").mean(0)[12] for name in LOOKING_BACK
+    )
+    on_page(
+        f"on average {recurrent:.0%} (recurrent) and {transformer:.0%} (Transformer) "
+        "of the texts are wrong"
+    )
     recurrent = results("written_at_twice.rnn_128").mean(0)
     assert recurrent[0] > 0.9
     assert (recurrent.diff()[:8] < 0.01).all()
