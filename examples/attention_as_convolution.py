@@ -158,8 +158,7 @@ PRESETS = {
         augment=True,
         epochs=30,
         patch_size=2,
-        short_epochs=1,
-        short_fraction=0.5,
+        short_epochs=3,
         compared_epochs=8,
         compared_patch_size=4,
         center_lr_scale=20.0,
@@ -216,7 +215,7 @@ def steps(experiment: Experiment[Config]) -> None:
     """Train a model briefly from several seeds, with centers that move more or less."""
     config, metrics = experiment.config, experiment.metrics
     for scale in STEP_SCALES:
-        found, layers, trails = [], [], []
+        found, first, trails = [], [], []
         for seed in config.all_seeds:
             model, progress = train(
                 experiment,
@@ -229,7 +228,7 @@ def steps(experiment: Experiment[Config]) -> None:
             )
             found.append(progress)
             trails.append(trail_of(experiment, progress, config.patch_size, seed))
-            layers.append([head_metrics(layer) for layer in gaussian_layers(model)])
+            first.append(head_metrics(gaussian_layers(model)[0]))
             metrics[f"scale_{scale}"] = outcome(experiment, model, found)
         trail = torch.stack(trails)
         experiment.results[f"heads.{scale}"] = trail
@@ -238,7 +237,13 @@ def steps(experiment: Experiment[Config]) -> None:
         metrics[f"scale_{scale}"] |= {
             "tokens_moved": spread(moved.mean((1, 2)).tolist(), 2),
             "spread": spread(trail[:, -1, ..., 2].mean((1, 2)).tolist(), 2),
-            "cells_of_first_layer": spread([one[0].cells_5x5 for one in layers], 1),
+            # Of the first layer; a sharp head has half of its weight on one offset.
+            "sharp_heads": spread(
+                (sum(x > 0.5 for x in m.peak_weights) for m in first), 1
+            ),
+            "cells_3x3": spread((m.cells_3x3 for m in first), 1),
+            "cells_5x5": spread((m.cells_5x5 for m in first), 1),
+            "energy_3x3": spread(m.energy_3x3 for m in first),
         }
 
 

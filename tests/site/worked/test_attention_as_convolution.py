@@ -447,9 +447,12 @@ def test_what_the_page_says_of_the_models() -> None:
 def test_what_the_page_says_of_steps() -> None:
     record = json.loads((FIGURES / "steps/run.json").read_text("utf-8"))
     small, large = (record["metrics"][f"scale_{n}"] for n in (1, 20))
-    assert 2 * small["images_seen"] == record["data"]["train"]
+    assert small["images_seen"] == 3 * record["data"]["train"]
     assert small["test_accuracy"]["max"] < large["test_accuracy"]["min"]
-    assert small["cells_of_first_layer"]["max"] == 0
-    cells = large["cells_of_first_layer"]
-    assert (cells["min"], cells["max"]) == (2, 4)
-    on_page("one pass through half of the images", "two to four different cells")
+    assert small["sharp_heads"]["max"] == 0
+    found = [
+        (large[name]["min"], large[name]["max"])
+        for name in ("sharp_heads", "cells_3x3")
+    ]
+    assert found == [(6, 7), (4, 6)]
+    on_page("six or seven of the nine heads", "filled four to six cells of the $3")
