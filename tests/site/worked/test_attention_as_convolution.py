@@ -425,23 +425,29 @@ def test_what_the_page_says_of_the_models() -> None:
     record = json.loads((FIGURES / "models/run.json").read_text("utf-8"))
     models = record["metrics"]["models"]
     resnet, gaussian = models["resnet"], models["gaussian"]
-    assert {x["images_seen"] for x in models.values()} == {2 * record["data"]["train"]}
-    on_page("two passes through the data", "After two passes attention")
+    seen = 8 * record["data"]["train"]
+    assert {x["images_seen"] for x in models.values()} == {seen}
     tests = {name: x["test_accuracy"] for name, x in models.items()}
     gaussian_test, learned, content_test = [*tests.values()][:3]
-    assert gaussian_test["min"] < learned["max"] < gaussian_test["max"]
-    for less in (gaussian_test, learned):
-        assert 0.01 <= round(content_test["mean"] - less["mean"], 2) <= 0.02
-    on_page("cannot tell the first two apart", "ahead by one to two points on average")
-    assert content_test["min"] < gaussian_test["max"]
-    assert all(tests["resnet"]["min"] > tests[name]["max"] for name in [*tests][:3])
+    assert gaussian_test["min"] < learned["max"]
+    assert learned["min"] < gaussian_test["max"]
+    on_page(
+        "three seeds cannot tell them apart", "ahead of every other attention model"
+    )
+    assert content_test["min"] > max(gaussian_test["max"], learned["max"])
+    assert tests["resnet"]["min"] > content_test["max"] + 0.05
     for cost in ("parameters", "million_multiply_adds"):
         assert abs(resnet[cost] / gaussian[cost] - 1) < 0.1
     content = models["learned_content"]["million_multiply_adds"]
     assert 2 <= content / gaussian["million_multiply_adds"] < 2.3
     heads = json.loads((FIGURES / "heads/run.json").read_text("utf-8"))["metrics"]
-    assert heads["model"]["images_seen"] == 15 * gaussian["images_seen"]
-    on_page("saw fifteen times as many images")
+    assert 3.5 < heads["model"]["images_seen"] / seen < 4
+    on_page("saw almost four times as many images")
+    # The paper's table 1, in millions, and its images: 300 epochs of 50,000.
+    theirs = dict(zip(models, (12.1, 12.3, 29.5, 11.2), strict=True))
+    for name, millions in theirs.items():
+        assert 240 < 1e6 * millions / models[name]["parameters"] < 290
+    assert 300 * record["data"]["train"] > 30 * seen
 
 
 def test_what_the_page_says_of_steps() -> None:
