@@ -3,17 +3,20 @@
 import copy
 import itertools
 import math
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torchvision
+import transformers
 from einops import rearrange
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn.utils import prune
 
 from transformers_hw.attention_as_convolution import (
     GaussianSelfAttention,
@@ -242,6 +245,113 @@ def test_a_convolution_with_hooks_is_not_replaced(register):
     model[1][0].forward = lambda x: x
     with pytest.raises(ValueError, match="conv must have no hooks and no forward of"):
         attentionize(model)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["ViT", "Dinov2", "CLIPVision", "SiglipVision"])
+def test_models_of_hugging_face_read_weight_and_geometry(name):
+    settings = {"hidden_size": 48, "intermediate_size": 40, "image_size": 24}
+    settings |= {"num_hidden_layers": 1, "num_attention_heads": 3, "patch_size": 4}
+    config = getattr(transformers, f"{name}Config")(**settings)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    attentive = attentionize(model)
+    assert sum(isinstance(x, PaddedAttention) for x in attentive.modules()) == 1
+    x = torch.randn(2, 3, 24, 24)
+    found, wanted = (one(x).last_hidden_state for one in (attentive, model))
+    assert_equal(found, wanted, 1e-4)
+
+
+@torch.no_grad()
+def test_the_encoder_of_whisper_reads_the_strides():
+    config = transformers.WhisperConfig(
+        d_model=16, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=20,
+        decoder_layers=1, decoder_attention_heads=2, max_source_positions=15,
+        num_mel_bins=7, vocab_size=50, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        decoder_start_token_id=1,
+    )  # fmt: skip
+    model = transformers.WhisperModel(config).encoder.eval()
+    x = torch.randn(2, 7, 30)
+    found, wanted = (one(x).last_hidden_state for one in (attentionize(model), model))
+    assert_equal(found, wanted, 1e-4)
+
+
+@pytest.mark.parametrize("heads", ["taps", "fewest"])
+@torch.no_grad()
+def test_weight_and_geometry_give_the_convolution_again(heads):
+    for conv in (
+        nn.Conv2d(4, 6, (2, 3), padding=(1, 2), stride=(2, 1), groups=2, dtype=F64),
+        nn.Conv2d(4, 6, (3, 4), padding="same", dilation=(2, 1), dtype=F64),
+        nn.Conv1d(4, 6, 3, padding=1, stride=2, dilation=2, bias=False, dtype=F64),
+    ):
+        layer = attention_from_convolution(conv, heads=heads)
+        x = torch.randn(2, 4, *(9, 11)[: len(conv.kernel_size)], dtype=F64)
+        function = (nn.functional.conv1d, nn.functional.conv2d)[x.dim() - 3]
+        names = ("stride", "padding", "dilation", "groups")
+        options = [getattr(layer, name) for name in names]
+        assert layer.kernel_size == conv.kernel_size
+        assert (layer.in_channels, layer.out_channels) == (4, 6)
+        assert_equal(function(x, layer.weight, layer.bias, *options), conv(x), 1e-10)
+
+
+def overridden() -> nn.Conv2d:
+    conv = nn.Conv2d(2, 3, 3)
+    conv._conv_forward = types.MethodType(lambda self, x, *_: x, conv)
+    return conv
+
+
+UNLIKE: dict[str, tuple[Callable[[], nn.Module], type[Exception], str]] = {
+    "method": (overridden, ValueError, "at '1': conv must have no hooks and no forw"),
+    "traced": (
+        lambda: torch.jit.trace(nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)),
+        TypeError, "at '1': .* got TopLevelTracedModule",
+    ),
+    "scripted": (
+        lambda: torch.jit.script(nn.Sequential(nn.Conv2d(2, 3, 3))),
+        TypeError, "at '1': .* got RecursiveScriptModule",
+    ),
+    "quantized": (
+        lambda: torch.ao.nn.quantized.Conv2d(2, 3, 3),
+        TypeError, "at '1': .* got Conv2d of torch.ao.nn.quantized",
+    ),
+    "complex": (
+        lambda: nn.Conv2d(2, 3, 3, dtype=torch.complex64),
+        TypeError, "at '1': conv must have real weights, got torch.complex64",
+    ),
+    "pruned": (
+        lambda: prune.l1_unstructured(nn.Conv2d(2, 3, 3), "weight", 0.5),
+        ValueError, "at '1': conv must have no hooks .*prune.remove",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(("make", "kind", "message"), UNLIKE.values(), ids=UNLIKE)
+def test_what_no_attention_replaces_is_not_left_in_place(make, kind, message):
+    with pytest.raises(kind, match=message):
+        attentionize(nn.Sequential(nn.ReLU(), make()))
+
+
+def test_frozen_convolutions_stay_frozen():
+    frozen = nn.Conv2d(2, 3, 3).requires_grad_(False)
+    half = nn.Conv2d(2, 3, 3)
+    half.weight.requires_grad_(False)
+    for sharpness in (math.inf, 9.0):
+        layer = attentionize(nn.Sequential(frozen), sharpness=sharpness)
+        assert not any(x.requires_grad for x in layer.parameters())
+        layer = attentionize(nn.Sequential(half), sharpness=sharpness)
+        found = [name for name, x in layer.named_parameters() if x.requires_grad]
+        assert found == ["0.attention.bias"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_padding_is_what_the_convolution_itself_pads(mode):
+    conv = nn.Conv2d(2, 3, 3, padding=(1, 0), padding_mode=mode, dtype=F64)
+    conv.padding = (0, 2)
+    x = torch.randn(2, 2, 5, 7, dtype=F64)
+    assert_equal(attentionize(conv)(x), conv(x))
 
 
 @pytest.mark.question("nyu-1.3e")

@@ -1,6 +1,8 @@
 """Heads of a Vision Transformer that start as the shifts of a convolution."""
 
+import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import timm
@@ -8,6 +10,11 @@ import torch
 import torchvision
 import transformers
 from einops import rearrange
+from timm.layers import RmsNorm, SwiGLU, SwiGLUPacked
+from timm.models.cait import Cait
+from timm.models.convit import ConVit
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
@@ -63,6 +70,73 @@ def test_every_head_attends_most_to_its_neighbor() -> None:
             share = (inner == wanted).float().mean().item()
             # Chance would be 1 in 36.
             assert share > 0.7, (number, head, share)
+
+
+def timm_vit(**options: object) -> nn.Module:
+    sizes = {"img_size": 24, "patch_size": 4, "num_classes": 5, "embed_dim": 48}
+    sizes |= {"depth": 2, "num_heads": 3, "mlp_ratio": 40 / 48}
+    return timm.models.VisionTransformer(**{**sizes, **options})
+
+
+def share_at_neighbor(model: nn.Module, x: Tensor) -> list[float]:
+    """Say how often each head of the first layer attends most to its neighbor."""
+    with torch.no_grad(), capture_weights(model) as weights:
+        model(x)
+    first = next(iter(weights.values()))[0][:, :, -36:, -36:].float()
+    inner = rearrange(first, "b h (i j) k -> b h i j k", i=6)[:, :, 1:5, 1:5].argmax(-1)
+    at = torch.arange(1, 5)
+    return [
+        (inner[:, head] == (at[:, None] + down) * 6 + at + right).float().mean().item()
+        for head, (down, right) in enumerate(neighbor_offsets(3))
+    ]
+
+
+PREFIXED = {
+    "class token": lambda: vit(pool="class"),
+    "registers": lambda: vit(pool="class", registers=2),
+    "timm": lambda: timm_vit(),
+    "timm's registers": lambda: timm_vit(reg_tokens=2),
+    "torchvision": lambda: torchvision.models.VisionTransformer(
+        24, 4, 2, 3, 48, 40, num_classes=5
+    ),
+    "Hugging Face": lambda: transformers.DeiTModel(
+        transformers.DeiTConfig(
+            hidden_size=48, num_hidden_layers=2, num_attention_heads=3, image_size=24,
+            intermediate_size=40, patch_size=4, attn_implementation="sdpa",
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", PREFIXED.values(), ids=PREFIXED)
+@pytest.mark.parametrize("std", [0.0, 1e-6, 1.0])
+def test_heads_are_local_whatever_stands_before_the_patches(make, std: float) -> None:
+    model, x = make().eval(), images()
+    for name, vector in model.named_parameters():
+        if any(part in name for part in ("cls", "class", "reg", "distill", "pos")):
+            nn.init.normal_(vector, std=std)
+    initialize(model, x)
+    # Chance would be 1 in 36.
+    assert min(share_at_neighbor(model, x)) > 0.7
+
+
+def test_biases_and_scales_of_a_used_model_do_not_move_the_heads() -> None:
+    for model in (vit().eval(), timm_vit().eval(), timm_vit(qkv_bias=False).eval()):
+        for name, vector in model.named_parameters():
+            if "bias" in name or "norm" in name:
+                nn.init.normal_(vector, mean=float("norm" in name), std=0.5)
+        x = images()
+        initialize(model, x)
+        # Content enters through the norm's biases, as noise.
+        assert min(share_at_neighbor(model, x)) > 0.6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_models_of_other_precision_start_alike(dtype: torch.dtype) -> None:
+    model, x = vit(dtype=dtype).eval(), images()
+    initialize(model, x)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    assert min(share_at_neighbor(model, x.to(dtype))) > 0.7
 
 
 def test_scores_of_positions_alone_are_the_sum_of_cosines() -> None:
@@ -202,6 +276,8 @@ def test_each_ingredient_leaves_the_others_alone() -> None:
         (vit(positions="sinusoidal"), ValueError, "positions 'sinusoidal'"),
         (vit(rotary={}), ValueError, "rotary must be None to initialize, got {}"),
         (vit(patch_bias=False), ValueError, "patch_bias must be True .* got False"),
+        (vit(window=2), ValueError, "window must be None to initialize, got 2"),
+        (vit(normalization="rms"), ValueError, "must have layer norms .* got RMSNorm"),
         (vit(kv_heads=1), ValueError, "kv_heads must be None to initialize, got 1"),
         (vit(activation="swiglu"), ValueError, "activation must not be gated"),
         (
@@ -222,5 +298,111 @@ def test_each_ingredient_leaves_the_others_alone() -> None:
 def test_models_that_cannot_start_so_are_refused(
     model: nn.Module, kind: type[Exception], message: str
 ) -> None:
+    before = copy.deepcopy(model.state_dict())
     with pytest.raises(kind, match=message):
         initialize(model, images())
+    assert all(x.equal(before[name]) for name, x in model.state_dict().items())
+
+
+def eva(**options: object) -> nn.Module:
+    sizes = {"img_size": 24, "patch_size": 4, "embed_dim": 48}
+    return timm.models.Eva(**{**sizes, "depth": 1, "num_heads": 3, **options})
+
+
+def huggingface(name: str) -> nn.Module:
+    settings = {"hidden_size": 48, "intermediate_size": 40, "image_size": 24}
+    settings |= {"num_hidden_layers": 1, "num_attention_heads": 3, "patch_size": 4}
+    config = getattr(transformers, f"{name}Config")(**settings)
+    return getattr(transformers, f"{name}Model")(config)
+
+
+def parametrized() -> nn.Module:
+    model = vit()
+    nn.utils.parametrizations.weight_norm(model.encoder.layers[0].attention.query_proj)
+    return model
+
+
+STEM = torchvision.models.vision_transformer.ConvStemConfig(8, 3, 2)
+NORM, PART = "must be pre-norm, got layers of class", "must be a Vision Transformer of"
+OTHERS: dict[str, tuple[Callable[[], nn.Module], type[Exception], str]] = {
+    "ResPostBlock": (lambda: timm_vit(block_fn=ResPostBlock), ValueError, NORM),
+    "EvaBlockPostNorm": (lambda: eva(use_post_norm=True), ValueError, NORM),
+    "qk_norm": (lambda: timm_vit(qk_norm=True), ValueError, "must have no q_norm"),
+    "RMS norm": (
+        lambda: timm_vit(norm_layer=RmsNorm), ValueError, "layer norms .* got RmsNorm",
+    ),
+    "gated": (
+        lambda: timm_vit(mlp_layer=SwiGLUPacked), ValueError, "must not be gated",
+    ),
+    "rotary": (lambda: eva(use_rot_pos_emb=True), ValueError, "must have no rope"),
+    "distilled": (
+        lambda: VisionTransformerDistilled(
+            img_size=24, patch_size=4, embed_dim=48, depth=1, num_heads=3
+        ), ValueError, "no dist_token",
+    ),
+    "SwiGLU": (lambda: timm_vit(mlp_layer=SwiGLU), TypeError, PART),
+    "differential": (
+        lambda: timm_vit(attn_layer="diff", num_heads=4),
+        TypeError, "got Block of DiffAttention",
+    ),
+    "parallel": (lambda: timm_vit(block_fn=ParallelScalingBlock), TypeError, PART),
+    "three projections": (lambda: eva(qkv_fused=False), TypeError, PART),
+    "Cait": (
+        lambda: Cait(img_size=24, patch_size=4, embed_dim=48, depth=1, num_heads=3),
+        TypeError, "got Cait: layers must be Block or",
+    ),
+    "ConViT": (
+        lambda: ConVit(img_size=24, patch_size=4, embed_dim=48, depth=1, num_heads=3),
+        TypeError, "got Block of GPSA",
+    ),
+    "convolutional stem": (
+        lambda: torchvision.models.VisionTransformer(
+            24, 4, 1, 3, 48, 40, conv_stem_configs=[STEM, STEM]
+        ), TypeError, PART,
+    ),
+    "parametrized": (parametrized, TypeError, "got VisionTransformer: .*weight"),
+    **{
+        name: (lambda name=name: huggingface(name), TypeError, f"{PART}.*{name}Model")
+        for name in ("Dinov2", "CLIPVision", "Beit", "Bert", "ViTMAE")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "kind", "message"), OTHERS.values(), ids=OTHERS)
+def test_other_libraries_models_with_other_parts_are_refused(
+    make: Callable[[], nn.Module], kind: type[Exception], message: str
+) -> None:
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(kind, match=message):
+        initialize(model, images())
+    assert all(x.equal(before[name]) for name, x in model.state_dict().items())
+
+
+SMALL = "needs heads of 4 dimensions or more, a grid longer than 1 patch, and tokens"
+
+
+@pytest.mark.parametrize(
+    ("settings", "x", "options", "message"),
+    [
+        ({"heads": 16}, images(), {}, f"{SMALL}.* head_dim 3"),
+        ({"dim": 12, "heads": 1}, images(), {}, f"{SMALL} wider than the 12 .* dim 12"),
+        ({"head_dim": 20}, images(), {}, "values must be False if heads together"),
+        ({}, images().reshape(16, 3, 12, 48), {}, r"\(b, 3, 24, 24\).* 3, 12, 48\)"),
+        ({}, images()[:, :1], {}, r"images must have shape .* got \(16, 1, 24, 24\)"),
+        ({}, images()[:0], {}, "one image or more, got"),
+        ({}, images() * math.nan, {}, "images must be finite, got NaN"),
+        ({}, images() * 0, {}, "images must have patches that differ"),
+        ({}, images() * 0 + 0.3, {}, "images must have patches that differ"),
+        ({}, images(), {"gain": math.nan}, "positive and finite, got nan"),
+        ({}, images(), {"gain": -1.0}, r"positive and finite, got -1\.0"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_written(
+    settings: dict, x: Tensor, options: dict, message: str
+) -> None:
+    model = vit(**settings)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        initialize(model, x, **options)
+    assert all(x.equal(before[name]) for name, x in model.state_dict().items())

@@ -13,7 +13,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
@@ -50,6 +50,7 @@ from transformers_hw.pretrained import (
     save_model,
     to_torch,
 )
+from transformers_hw.pretrained.conversion import join
 from transformers_hw.pretrained.weights import WeightsFile
 
 F64 = torch.float64
@@ -209,6 +210,100 @@ def test_to_torch_writes_zeros_for_biases_that_are_not_there():
     assert_same(to_torch(ours)(x, x, x)[0], ours(x), x)
     layer = drawn(EncoderLayer(DIM, HEADS, HIDDEN, bias=("key", "output", "norm")))
     assert_same(to_torch(layer)(x), layer(x), x)
+
+
+SETTINGS_OF_OURS: dict[str, tuple[dict[str, Any], str]] = {
+    "rms": ({"normalization": "rms"}, r"normalization of .* \('layer',\), got 'rms'"),
+    "scale": ({"layer_scale": 0.1}, r"layer_scale of .* one of \(None,\), got 0\.1"),
+    "gate": ({"activation": "swiglu"}, r"activation of .* 'silu'\), got 'swiglu'"),
+    "paths": ({"drop_path": 0.4}, r"drop_path of .* one of \(0\.0,\), got 0\.[24]"),
+    # Farther than the texts of the comparison, and higher than their scores.
+    "window": ({"window": 50}, "has no window, got a layer with window=50"),
+    "sinks": ({"window": 50, "sinks": 2}, "has no window, got"),
+    "norms": ({"qk_norm": "rms"}, "has no qk_norm, got a layer with qk_norm='rms'"),
+    "cap": ({"softcap": 1e6}, r"has no softcap, got a layer with softcap=1000000\.0"),
+    "groups": ({"kv_heads": 1}, "keys and values for every head, got 1 for 3 heads"),
+    "width": ({"head_dim": 5}, r"heads that share the width.* widths \(15, 15, 12\)"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS_OF_OURS)
+@pytest.mark.parametrize("kind", [EncoderLayer, DecoderLayer, Encoder, Decoder])
+def test_to_torch_refuses_settings_that_torch_does_not_have(kind, name):
+    options, complaint = SETTINGS_OF_OURS[name]
+    depth = (2,) if kind in (Encoder, Decoder) else ()
+    with pytest.raises(ValueError, match=complaint):
+        to_torch(kind(DIM, HEADS, HIDDEN, *depth, **options))
+
+
+class DoubledEncoder(Encoder):
+    """An encoder whose config does not tell that its output is doubled."""
+
+    def forward(self, *args: Any, **options: Any) -> Tensor:
+        return 2.0 * super().forward(*args, **options)
+
+
+def test_to_torch_refuses_what_settings_do_not_describe():
+    def changed(change: Callable[[Any], Any], kind: Any = Encoder) -> nn.Module:
+        stack = kind(DIM, HEADS, HIDDEN, 3, dropout=0.1)
+        change(stack)
+        return stack
+
+    def other(**options: Any) -> Callable[[Any], None]:
+        def change(stack: Any) -> None:
+            made = {"heads": HEADS, "dropout": 0.1, **options}
+            stack.layers[1] = EncoderLayer(DIM, hidden_dim=HIDDEN, **made)
+
+        return change
+
+    def of_its_own(stack: Any) -> None:
+        stack.layers[2].attention_norm.forward = torch.tanh
+
+    def of_another_norm(stack: Any) -> None:
+        layer = stack.layers[2]
+        layer.config = replace(layer.config, norm="post")
+
+    hook = lambda *_: None  # noqa: E731
+    for change, complaint in (
+        (other(heads=2), "some were replaced: layers"),
+        (other(activation="gelu"), "some were replaced: layers"),
+        (other(norm="post"), r"some were changed: layers\.1"),
+        (of_another_norm, r"some were changed: layers\.2"),
+        (lambda x: setattr(x.layers[1].attention, "dropout", 0.5), "replaced: layers"),
+        (lambda x: setattr(x.layers[1].dropout, "p", 0.5), "some were replaced: lay"),
+        (lambda x: setattr(x, "final_norm", nn.Tanh()), "replaced: final_norm"),
+        (lambda x: setattr(x, "extra", nn.Linear(2, 3)), "replaced: extra"),
+        (lambda x: x.register_forward_hook(hook), "no hooks .* from Encoder"),
+        (
+            lambda x: x.layers[0].attention.register_full_backward_hook(hook),
+            r"no hooks .* from layers\.0\.attention\.",
+        ),
+        (of_its_own, r"no forward of its own.* from layers\.2\.attention_norm\."),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            to_torch(changed(change))
+    with pytest.raises(ValueError, match="TransformerEncoder can express, but its out"):
+        to_torch(changed(lambda _: None, DoubledEncoder))
+    wider = Encoder(2 * DIM, HEADS, HIDDEN, 1), Decoder(DIM, HEADS, HIDDEN, 1)
+    with pytest.raises(ValueError, match="must have one dim, got 24 and 12"):
+        to_torch(wider)
+    with pytest.raises(WeightsError, match=r"their numbers in memory, got .* on meta"):
+        to_torch(MultiHeadAttention(DIM, HEADS, device="meta"))
+
+
+def test_no_tensor_of_ours_is_left_out_of_theirs():
+    state, theirs = nn.Linear(2, 3).state_dict(), nn.Linear(2, 3)
+    names = {"weight": "weight", "bias": "bias"}
+    assert_same_weights(join(state, names, theirs), theirs)
+    for extra in ("gate", "bias"):
+        with pytest.raises(WeightsError, match=rf"Linear has no place for {extra}\."):
+            join({**state, extra: torch.ones(7)}, names, theirs)
+
+
+def test_to_torch_keeps_the_widest_type():
+    ours = drawn(MultiHeadAttention(DIM, HEADS), torch.float32)
+    ours.output_proj.double().weight.data.add_(1e-12)
+    assert torch.equal(to_torch(ours).out_proj.weight, ours.output_proj.weight)
 
 
 def test_converted_weights_are_copies_of_the_widest_type():
@@ -942,6 +1037,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: from_torch(nn.MultiheadAttention(DIM, HEADS, device="meta")),
         "with their numbers in memory, got a tensor on meta",
     ),
+    "dropouts": (
+        lambda: from_torch(layer_of_two_dropouts()),
+        r"one dropout in all of their parts, got \[0\.0, 0\.1, 0\.9\]",
+    ),
+    "activation in 32 bits": (
+        lambda: from_torch(
+            nn.TransformerEncoderLayer(8, 2, 12, activation=lambda x: x.float().relu())
+        ),
+        "activation must be one of relu, .* got <function",
+    ),
     "heads": (
         lambda: from_timm(weights_of("timm"), **{**PLAIN, "heads": 5}),
         "dim must be divisible by heads, got dim 12 and 5 heads",
@@ -966,6 +1071,12 @@ def norm_of_another_eps() -> nn.Module:
     return nn.TransformerEncoder(layer, 1, norm, enable_nested_tensor=False)
 
 
+def layer_of_two_dropouts() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(DIM, HEADS, 7)
+    layer.self_attn.dropout, layer.dropout1.p = 0.0, 0.9
+    return layer
+
+
 def timm(kind: str = "VisionTransformer", **options: Any) -> VisionTransformer:
     return from_timm(timm_model(kind, **options))
 
@@ -975,6 +1086,70 @@ def test_what_the_books_models_do_not_have_is_refused_by_name(name):
     call, message = REFUSED[name]
     with pytest.raises(WeightsError, match=message):
         call()
+
+
+class Rounded(nn.MultiheadAttention):
+    """Attention with a factor that `.to(torch.bfloat16)` rounds, as its weights."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.register_buffer("factor", torch.tensor(1.01), persistent=False)
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        output, weights = super().forward(*args, **options)
+        return self.factor * output, weights
+
+
+def test_buffers_that_half_precision_rounds_are_named():
+    with pytest.raises(WeightsError, match=r"tell\. Its buffers factor are rounded\.$"):
+        from_torch(Rounded(DIM, HEADS).bfloat16())
+    with pytest.raises(WeightsError, match=r"settings do not tell\.$"):
+        from_torch(Rounded(DIM, HEADS))
+
+
+def sharper() -> Any:
+    """Return attention that doubles its queries, where biases do not show it."""
+
+    class Sharper(nn.MultiheadAttention):
+        def forward(self, query: Tensor, *args: Any, **options: Any) -> Any:
+            return super().forward(2.0 * query, *args, **options)
+
+    return Sharper(DIM, HEADS, bias=False)
+
+
+def test_small_weights_do_not_hide_what_is_done_to_them():
+    """An untrained model may have matrices so small that nothing shows."""
+    theirs = bert(initializer_range=0.002)
+    from_huggingface(theirs)
+    assert theirs.encoder.layer[0].intermediate.dense.weight.norm(dim=1).max() < 0.02
+    theirs.encoder.layer[0].intermediate.intermediate_act_fn = nn.ReLU()
+    with pytest.raises(WeightsError, match=r"hidden states, up to .* differ by"):
+        from_huggingface(theirs)
+    # Queries of zero, and keys next to it, have even weights at any scale of scores.
+    theirs = sharper()
+    with torch.no_grad():
+        theirs.in_proj_weight[:DIM] = 0.0
+        theirs.in_proj_weight[DIM : 2 * DIM] *= 1e-4
+    with pytest.raises(WeightsError, match=r"outputs, up to .* differ by"):
+        from_torch(theirs)
+
+
+@pytest.mark.parametrize("chunk", [2, 5])
+def test_a_bert_that_computes_in_chunks(chunk):
+    theirs = drawn(bert(chunk_size_feed_forward=chunk))
+    tokens = torch.randint(31, (2, 10))
+    found = from_huggingface(theirs)(tokens)
+    assert_same(found, theirs(tokens).last_hidden_state)
+
+
+def test_a_causal_bert_is_refused_though_its_masks_are_not():
+    theirs, tokens = drawn(bert()), torch.randint(31, (2, 7))
+    before = theirs(tokens).last_hidden_state
+    for layer in theirs.encoder.layer:
+        layer.attention.self.is_causal = True
+    assert (theirs(tokens).last_hidden_state - before).abs().max() > 1e-3
+    with pytest.raises(WeightsError, match=r"hidden states, up to .* differ by"):
+        from_huggingface(theirs)
 
 
 def test_the_comparison_leaves_no_trace(monkeypatch):
@@ -1263,6 +1438,15 @@ def test_a_transformer_that_does_more_than_its_parts_is_refused():
             from_torch(drawn(theirs))
 
 
+def test_a_transformer_of_other_stacks_is_refused_by_name():
+    for name in ("encoder", "decoder"):
+        other: dict[str, Any] = {f"custom_{name}": nn.Identity(), "batch_first": True}
+        theirs = nn.Transformer(8, 2, 1, 1, 12, **other)
+        complaint = f"^{name} of the Transformer must be .*{name}.*, got Identity"
+        with pytest.raises(TypeError, match=f"(?i){complaint}"):
+            from_torch(theirs)
+
+
 def test_whether_the_mean_is_of_all_tokens_must_be_told():
     state = weights_of("timm")
     with pytest.raises(TypeError, match=r"^pool_prefix must be given with a state"):
@@ -1342,6 +1526,17 @@ def test_a_pickle_that_would_write_a_file_is_refused_unread(tmp_path, name):
     assert not trace.exists()
     pickle.loads((tmp_path / name).read_bytes())
     assert trace.exists()
+
+
+def test_a_path_with_a_null_character_is_named_safely():
+    path = "a\0.safetensors"
+    for call in (load_model, read_weights, lambda x: from_timm(x, **PLAIN)):
+        with pytest.raises(
+            WeightsError, match=r"^a\\x00\.safetensors cannot be .*null"
+        ):
+            call(path)
+    with pytest.raises(ValueError, match=r"no null character, got a\\x00\.safetensors"):
+        save_model(MODELS["attention"](), path)
 
 
 def test_a_damaged_mislabeled_or_absent_file_is_refused(tmp_path):
@@ -1495,6 +1690,33 @@ def test_what_settings_do_not_describe_is_not_saved(tmp_path):
     ):
         with pytest.raises(ValueError, match=complaint):
             save_model(model, path)
+
+    def with_hook(model: Any) -> None:
+        model.encoder.layers[0].register_forward_hook(lambda *_: None)
+
+    def with_forward(model: Any) -> None:
+        model.norm.forward = torch.tanh
+
+    def with_config(model: Any) -> None:
+        layer = model.encoder.layers[1]
+        layer.config = replace(layer.config, norm="pre")
+
+    def with_class(model: Any) -> None:
+        doubled = type("LayerNorm", (type(model.norm),), {"forward": torch.tanh})
+        model.norm.__class__ = doubled
+
+    for change, complaint in (
+        (with_hook, r"no hooks and .* remove them first from encoder\.layers\.0\."),
+        (with_forward, r"no forward of its own, .* remove them first from norm\."),
+        (with_config, r"some were changed: encoder\.layers\.1\.$"),
+        (with_class, r"some were changed: norm\.$"),
+        (lambda x: x.to("meta"), "must be in memory, got on meta: token_embedding"),
+    ):
+        model = MODELS["Bert"]()
+        save_model(model, path).unlink()
+        change(model)
+        with pytest.raises(ValueError, match=complaint):
+            save_model(model, path)
     tied: Any = MODELS["Transformer, two vocabularies"]()
     tied.output_proj.weight = tied.embedding.weight
     with pytest.raises(RuntimeError, match="share memory"):
@@ -1523,7 +1745,9 @@ def header(changes: dict[str, Any] | None = None, **config: Any) -> dict[str, st
         (header({"config": {"dim": 3}}), "does not describe a model"),
         (header(vocab_size=2**62), "does not describe a model"),
         (header(vocab_size=2**40), r"differ in token_embedding"),
-        (header(vocab_size=2**40, device="cpu"), r"differ in token_embedding"),
+        (header(vocab_size=2**40, device="cpu"), "a Bert has no settings device"),
+        (header(device="\x1b[2J"), "a Bert has no settings device"),
+        (header(dtype=None), "a Bert has no settings dtype"),
         (header(depth=10**12), "there are 39 tensors for 1000000000000 layers"),
         (header(depth=2.5), "does not describe a model"),
         (header(depth="2"), "does not describe a model"),

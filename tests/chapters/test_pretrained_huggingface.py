@@ -536,6 +536,10 @@ HEADED = {
     "BertForQuestionAnswering": ("bert", "qa_outputs.weight"),
     "RobertaForMaskedLM": ("roberta", "lm_head.bias"),
     "LlamaForSequenceClassification": ("model", "score.weight"),
+    "LlamaForQuestionAnswering": ("transformer", "qa_outputs.weight"),
+    "Qwen3ForQuestionAnswering": ("transformer", "qa_outputs.weight"),
+    "MistralForQuestionAnswering": ("model", "qa_outputs.weight"),
+    "GPT2ForQuestionAnswering": ("transformer", "qa_outputs.weight"),
     "GPT2ForTokenClassification": ("transformer", "classifier.weight"),
     "DeiTForImageClassificationWithTeacher": ("deit", "cls_classifier.weight"),
     "Dinov2ForImageClassification": ("dinov2", "classifier.weight"),
@@ -545,7 +549,7 @@ HEADED = {
 def headed(kind: str) -> Any:
     if kind.startswith(("DeiT", "Dino")):
         return image_model(kind)
-    if kind.startswith(("Llama", "GPT2")):
+    if kind.startswith(("Llama", "Mistral", "Qwen", "GPT2")):
         return decoder(kind, pad_token_id=0)
     model = getattr(huggingface(), kind)
     sizes = {**IMAGE_SIZES, "intermediate_size": HIDDEN, **BERT_SIZES}
@@ -565,7 +569,8 @@ def test_another_head_is_refused_and_the_base_below_it_converted(kind):
         from_huggingface(state, config=config, **told)
     below = getattr(theirs, base)
     x = images() if base in ("deit", "dinov2") else texts(9).clamp(min=2)
-    most = 1e-5 if base == "model" else 1e-10
+    rotary = hasattr(below, "rotary_emb")  # in 32 bits
+    most = 1e-5 if rotary else 1e-10
     for ours in (
         from_huggingface(theirs, base_only=True, **told),
         from_huggingface(state, config=config, base_only=True, **told),
@@ -649,6 +654,26 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "factor": (
         told(rope_parameters={"rope_type": "linear", "factor": -1.0}),
         "factor must be positive and finite",
+    ),
+    "yarn beside": (
+        told(rope_scaling={"rope_type": "yarn", "factor": 2.0}),
+        "rope_type must be .* got 'yarn'",
+    ),
+    "yarn, in two ways": (
+        told(rope_parameters={"rope_type": None, "type": "yarn", "factor": 2.0}),
+        "rope_type must be .* got 'yarn'",
+    ),
+    "by layer": (
+        told(rope_parameters={"full_attention": LINEAR}),
+        "rope_parameters must tell nothing but rope_type, .* got .*full_attention",
+    ),
+    "nested base": (
+        told(rope_scaling={"type": "linear", "factor": 2.0, "rope_theta": {"a": 1}}),
+        "rope_scaling must tell nothing but rope_type, .* got .*'a': 1",
+    ),
+    "no mapping of scaling": (
+        told(rope_scaling=3),
+        "rope_scaling must be a mapping, got 3",
     ),
     "no mapping": (told(rope_parameters=3), "rope_parameters must be a mapping, got 3"),
     "base": (
@@ -741,6 +766,93 @@ def test_a_module_that_computes_something_else_is_refused():
     theirs = image_model("Dinov2Model")
     theirs.encoder.layer[1].layer_scale1 = nn.Identity()
     with pytest.raises(WeightsError, match=r"missing: encoder\.layer\.1\.layer_scale1"):
+        from_huggingface(theirs)
+
+
+@pytest.mark.parametrize("kind", ["LlamaModel", "Qwen2Model", "GPT2Model"])
+def test_a_decoder_made_bidirectional_is_refused(kind):
+    theirs, tokens = decoder(kind, torch.float32), texts()
+    before, real = theirs(tokens)[0], torch.ones(2, 11)
+    real[1, -4:] = 0.0
+    same = theirs(tokens, attention_mask=real)[0]
+    for layer in theirs.h if kind == "GPT2Model" else theirs.layers:
+        (layer.attn if kind == "GPT2Model" else layer.self_attn).is_causal = False
+    # Where there is padding, a mask decides.
+    assert torch.equal(theirs(tokens, attention_mask=real)[0], same)
+    assert (theirs(tokens)[0] - before).abs().max() > 1e-2
+    with pytest.raises(WeightsError, match=r"hidden states, up to .* differ by"):
+        from_huggingface(theirs)
+
+
+@pytest.mark.parametrize("theta", [None, 300.0])
+@pytest.mark.usefixtures("in_double")
+def test_older_scaling_takes_the_place_of_newer_as_in_hugging_face(theta):
+    plain = decoder("LlamaForCausalLM", rope_parameters={"rope_theta": 500.0})
+    state, config, tokens = plain.state_dict(), config_of(plain), texts()
+    assert config["rope_parameters"]["rope_type"] == "default"
+    config["rope_scaling"] = {"type": "linear", "factor": 3.0}
+    if theta is not None:
+        config["rope_theta"] = theta
+    theirs = type(plain)(type(plain.config)(**config)).to(F64).eval()
+    theirs.load_state_dict(state)
+    ours = from_huggingface(state, config=config)
+    assert ours.config.rotary_base == (theta or 10_000.0)
+    assert_same(ours(tokens), theirs(tokens).logits)
+    assert (plain(tokens).logits - theirs(tokens).logits).abs().max() > 1e-2
+
+
+def test_small_weights_do_not_hide_what_a_decoder_does_to_them():
+    def small() -> Any:
+        settings = {**SIZES, "initializer_range": 0.002}
+        kind = huggingface().LlamaForCausalLM
+        return kind(kind.config_class(**settings)).eval()
+
+    assert from_huggingface(small()).config.heads == HEADS
+    swapped, scaled = small(), small()
+    swapped.model.layers[0].mlp.act_fn = nn.ReLU()
+    scaled.model.layers[1].self_attn.scaling *= 1.5
+    for theirs in (swapped, scaled):
+        with pytest.raises(WeightsError, match=r"logits, up to .* differ by"):
+            from_huggingface(theirs)
+
+
+def test_other_rotary_positions_are_refused():
+    theirs = decoder("LlamaForCausalLM", torch.float32, head_dim=16)
+    theirs.model.rotary_emb.inv_freq[-1] *= 1.01
+    with pytest.raises(WeightsError, match=r"inv_freq must be the frequencies that "):
+        from_huggingface(theirs)
+    # Positions that are all the same from the thirtieth on.
+    theirs = decoder("LlamaForCausalLM", torch.float32)
+    theirs.model.rotary_emb.register_forward_pre_hook(
+        lambda _, inputs, named: (inputs, {"position_ids": named["position_ids"] % 30}),
+        with_kwargs=True,
+    )
+    with pytest.raises(WeightsError, match=r"logits, up to .* differ by"):
+        from_huggingface(theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_frequencies_that_half_precision_rounded_are_taken_unrounded(dtype):
+    """A module that is loaded in half precision has its frequencies in 32 bits."""
+    options = {"hidden_size": 64, "num_attention_heads": 2, "rope_parameters": LLAMA3}
+    theirs = decoder("LlamaForCausalLM", torch.float32, **options)
+    exact, tokens = theirs.model.rotary_emb.inv_freq.clone(), texts(60)
+    for x in theirs.parameters():
+        if x.dim() > 1:
+            x.data *= 2.0 / x.norm(dim=1, keepdim=True)
+    theirs.to(dtype)
+    rounded = theirs.model.rotary_emb.inv_freq
+    assert rounded.dtype == dtype
+    ours = from_huggingface(theirs)
+    assert torch.equal(theirs.model.rotary_emb.inv_freq, rounded)
+    found, theirs = ours.float()(tokens), theirs.float()
+    other = theirs(tokens).logits
+    theirs.model.rotary_emb.inv_freq = exact
+    wanted = theirs(tokens).logits
+    assert_same(found, wanted, 1e-4)
+    assert (other - wanted).abs().max() > 1e-3
+    theirs.to(dtype).model.rotary_emb.inv_freq.mul_(1.02)
+    with pytest.raises(WeightsError, match=r"inv_freq must be the frequencies that "):
         from_huggingface(theirs)
 
 
@@ -849,6 +961,13 @@ def test_a_repository_is_downloaded(monkeypatch, tmp_path):
     found = hub_class.from_pretrained("me/vit", revision="v2")
     assert ("me/vit", "model.safetensors", "v2") in asked
     assert torch.equal(found(images(8, 12)), model(images(8, 12)))
+
+
+def test_a_model_with_hooks_does_not_lose_them_silently():
+    for model in some_models():
+        model.encoder.layers[1].register_forward_hook(lambda *_: None)
+        with pytest.raises(ValueError, match=r"no hooks .* from encoder\.layers\.1\."):
+            with_hub(model)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

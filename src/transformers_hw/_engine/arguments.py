@@ -8,11 +8,22 @@ from typing import TypedDict
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 Device = torch.device | str | None
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INDICES = (torch.int32, torch.int64)  # of the rows of a table
 NOT_NUMBERS = (bool, str, tuple, list, type(None), Tensor)
 NOT_INTEGERS = (float, *NOT_NUMBERS)
+# Where a module keeps the hooks that its calls run.
+HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+)
 # Far from what a float32 holds, and from any score.
 LARGEST_SOFTCAP = 1e30
 
@@ -137,9 +148,10 @@ def check_token(name: str, token: int, vocab_size: int) -> None:
 
 
 def check_below(name: str, ids: Tensor, count: int) -> None:
-    """Raise unless all ids are from 0 to `count - 1`."""
-    # Reading values back would stall a GPU and cannot be traced by a compiler.
-    if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
+    """Raise unless all ids are from 0 to `count - 1`, of a type that can index."""
+    if ids.dtype not in INDICES:
+        raise TypeError(f"{name} must be int64 or int32, got {describe(ids)}.")
+    if not _is_readable(ids) or not ids.numel():
         return
     low, high = (int(x) for x in ids.aminmax())
     if low < 0 or high >= count:
@@ -161,10 +173,7 @@ def warn_if_all_is_padding(padding_mask: Tensor) -> None:
 
     In PyTorch's convention, the longest sequence of a batch is all False.
     """
-    # Reading values back would stall a GPU and cannot be traced by a compiler.
-    if padding_mask.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    if bool(padding_mask.any(dim=1).all()):
+    if not _is_readable(padding_mask) or bool(padding_mask.any(dim=1).all()):
         return
     frame, level, inside = sys._getframe(1), 2, ("transformers_hw.", "torch.")
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(inside):
@@ -174,6 +183,18 @@ def warn_if_all_is_padding(padding_mask: Tensor) -> None:
         "here; in PyTorch's key_padding_mask it marks padding.",
         stacklevel=level,
     )
+
+
+def _is_readable(x: Tensor) -> bool:
+    """Tell whether values of `x` can decide what happens next.
+
+    Reading them would stall a GPU. There are none to read while a compiler or `make_fx`
+    traces, under `vmap`, and in a fake tensor.
+    """
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    absent = is_functorch_wrapped_tensor(x) or isinstance(x, FakeTensor)
+    return not absent and get_proxy_mode() is None
 
 
 def describe(x: object) -> str:

@@ -24,7 +24,7 @@ Read the modules in this order:
 4. `assignment`: the encodings and plots that the assignment asks for by name.
 5. `learned_relative` and `image_bert`: the paper's models. The heads of an [`ImageBert`
    ][transformers_hw.attention_as_convolution.ImageBert] learn where to attend.
-6. `initialization`: the theorem used backwards. [`initialize`
+6. `vit_weights` and `initialization`: the theorem used backwards. [`initialize`
    ][transformers_hw.attention_as_convolution.initialize] lets the heads of a Vision
    Transformer start as the shifts of a convolution.
 7. `relative_table`, an appendix: the number of heads that a kernel needs is the rank of

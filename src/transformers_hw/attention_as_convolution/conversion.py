@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
+from transformers_hw._engine.arguments import HOOKS
 from transformers_hw._engine.shapes import checked
 from transformers_hw.attention_as_convolution.gaussian import GaussianSelfAttention
 from transformers_hw.attention_as_convolution.relative_table import (
@@ -23,14 +23,9 @@ from transformers_hw.attention_as_convolution.relative_table import (
 
 Convolution = nn.Conv1d | nn.Conv2d
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+# Base class of PyTorch's convolutions, quantized ones included, which have their own.
+BASE = "_ConvNd"
 PADDING_MODES = {"zeros": "constant"}
-# Where a module keeps the hooks that its calls run.
-HOOKS = (
-    "_forward_pre_hooks",
-    "_forward_hooks",
-    "_backward_pre_hooks",
-    "_backward_hooks",
-)
 
 
 class ConvolutionAxis(NamedTuple):
@@ -86,7 +81,9 @@ class PaddedAttention(nn.Module):
 
     [`attention_from_convolution`
     ][transformers_hw.attention_as_convolution.attention_from_convolution] builds it.
-    It takes and returns images channels first, as convolutions do.
+    It takes and returns images channels first, as convolutions do. Other modules may
+    read its geometry (`kernel_size`, `stride`, `padding`, `dilation`, `groups`,
+    `in_channels`, `out_channels`), `weight` and `bias`, as if it were the convolution.
 
     Args:
         attention: Position-only attention, whose heads fetch what the taps would.
@@ -110,6 +107,29 @@ class PaddedAttention(nn.Module):
         self.clamped = padding_mode == "replicate" and isinstance(
             attention, GaussianSelfAttention
         )
+        # What modules around a convolution read of it.
+        self.in_channels, self.out_channels = attention.dim, attention.output_dim
+        self.kernel_size = tuple(axis.size for axis in axes)
+        self.stride = tuple(axis.stride for axis in axes)
+        self.dilation = tuple(axis.dilation for axis in axes)
+        even = all(axis.before == axis.after for axis in axes)
+        self.padding = tuple(axis.before for axis in axes) if even else "same"
+        self.groups = 1
+
+    @property
+    def weight(self) -> Float[Tensor, "e d *taps"]:
+        """Kernel of the convolution, that of all groups; of heads at their taps."""
+        values = self.attention.value_weight
+        if isinstance(self.attention, RelativeTableAttention):
+            shares = self.attention.scores.flatten(1).softmax(dim=1)
+            values = einsum(shares, values, "h taps, h d e -> taps d e")
+        kernel = rearrange(values, "taps d e -> e d taps")
+        return kernel.unflatten(2, self.kernel_size)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Bias of the convolution."""
+        return self.attention.bias
 
     @checked
     def forward(self, x: Float[Tensor, "*images"]) -> Float[Tensor, "*convolved"]:
@@ -184,7 +204,8 @@ def attention_from_convolution(
 
     Args:
         conv: An `nn.Conv1d` or `nn.Conv2d`: any kernel, dilation, stride, groups,
-            bias, padding and padding mode. Its weights are copied.
+            bias, padding and padding mode. Its weights are copied; frozen ones stay
+            frozen.
         heads: `"taps"` for one Gaussian head per tap; `"fewest"` for heads with
             tabulated weights, as many as the rank of the taps, or one more (see
             [`fewest_heads`][transformers_hw.attention_as_convolution.fewest_heads]):
@@ -198,10 +219,11 @@ def attention_from_convolution(
 
     Raises:
         TypeError: If `conv` is of another class, even a subclass, whose forward pass
-            may differ.
+            may differ, or has complex weights.
         ValueError: If `heads` is unknown, `sharpness` is not positive, or tabulated
-            heads are given a finite sharpness; or if `conv` has hooks, or a forward
-            of its own, which its replacement would not run.
+            heads are given a finite sharpness; or if `conv` has hooks (as pruning and
+            `weight_norm` add), or methods of its own, which its replacement would not
+            run.
 
     Examples:
         >>> conv = nn.Conv2d(2, 3, 3, stride=2, padding=1, padding_mode="reflect")
@@ -218,12 +240,16 @@ def attention_from_convolution(
     if not isinstance(conv, Convolution) or type(conv) not in CONVOLUTIONS:
         raise TypeError(
             "conv must be an nn.Conv1d or nn.Conv2d (no subclass, not transposed, "
-            f"not 3-D), got {type(conv).__name__}."
+            f"not 3-D), got {type(conv).__name__} of {type(conv).__module__}."
         )
-    if "forward" in vars(conv) or any(getattr(conv, hooks) for hooks in HOOKS):
+    if not conv.weight.is_floating_point():
+        raise TypeError(f"conv must have real weights, got {conv.weight.dtype}.")
+    own = [name for name in vars(conv) if callable(getattr(type(conv), name, None))]
+    if own or any(getattr(conv, hooks) for hooks in HOOKS):
         raise ValueError(
             "conv must have no hooks and no forward of its own, which its replacement "
-            "would not run: remove them first."
+            "would not run: remove them first (prune.remove and remove_weight_norm "
+            "do, where weights are computed by a hook)."
         )
     if heads == "fewest" and sharpness != math.inf:
         raise ValueError(
@@ -264,6 +290,11 @@ def attention_from_convolution(
         attention.value_weight.copy_(taps)
         if attention.bias is not None and conv.bias is not None:
             attention.bias.copy_(conv.bias)
+    if not conv.weight.requires_grad:
+        for name, parameter in attention.named_parameters():
+            parameter.requires_grad_(name == "bias")
+    if attention.bias is not None and conv.bias is not None:
+        attention.bias.requires_grad_(conv.bias.requires_grad)
     padded = PaddedAttention(attention, axes=axes, padding_mode=conv.padding_mode)
     return padded.train(conv.training)
 
@@ -275,7 +306,8 @@ def attentionize(model: nn.Module, *, sharpness: float | int = math.inf) -> nn.M
     Each one becomes what [`attention_from_convolution`
     ][transformers_hw.attention_as_convolution.attention_from_convolution] makes of it.
     Calls of `F.conv2d` inside a module's own `forward` are not found. A module used in
-    several places stays one module.
+    several places stays one module, but a weight shared by several convolutions is
+    copied for each.
 
     Args:
         model: Any model. It is left unchanged.
@@ -286,30 +318,28 @@ def attentionize(model: nn.Module, *, sharpness: float | int = math.inf) -> nn.M
 
     Raises:
         TypeError: If the model has a convolution without such a replacement: a
-            transposed, 3-D or lazy one, or a subclass. The message says where.
-        ValueError: If a convolution has hooks, which its replacement would not run.
+            transposed, 3-D, lazy, quantized or complex one, or a subclass; or a part
+            compiled by `torch.jit`, which may hide some. The message says where.
+        ValueError: If a convolution has hooks or methods of its own, which its
+            replacement would not run.
 
     Examples:
         >>> model = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU())
         >>> attentionize(model)[0].attention
         GaussianSelfAttention(3, heads=9, output_dim=5, ..., sharpness=inf, ...)
     """
-    result = copy.deepcopy(model)
-    made: dict[nn.Module, nn.Module] = {}
-    for path, module in list(result.named_modules(remove_duplicate=False)):
-        if not isinstance(module, _ConvNd):
+    made: dict[int, object] = {}
+    for path, module in model.named_modules():
+        kinds = {base.__name__ for base in type(module).__mro__}
+        if not kinds & {BASE, "ScriptModule"}:
             continue
-        if module not in made:
-            try:
-                made[module] = attention_from_convolution(module, sharpness=sharpness)
-            except (TypeError, ValueError) as error:
-                where = repr(path) if path else "the model itself"
-                raise type(error)(f"at {where}: {error}") from None
-        if not path:
-            return made[module]
-        parent, _, name = path.rpartition(".")
-        setattr(result.get_submodule(parent), name, made[module])
-    return result
+        try:
+            made[id(module)] = attention_from_convolution(module, sharpness=sharpness)
+        except (TypeError, ValueError) as error:
+            where = repr(path) if path else "the model itself"
+            raise type(error)(f"at {where}: {error}") from None
+    # What deepcopy believes to have copied, it takes wherever it meets the original.
+    return copy.deepcopy(model, made)
 
 
 def _rows_and_columns(
@@ -321,7 +351,11 @@ def _rows_and_columns(
 
 def _axis(conv: Convolution, i: int) -> ConvolutionAxis:
     size, dilation, stride = conv.kernel_size[i], conv.dilation[i], conv.stride[i]
-    if conv.padding == "valid":
+    if conv.padding_mode != "zeros":
+        # What the forward pass pads by: the last axis first, whatever `padding` says.
+        pads = conv._reversed_padding_repeated_twice
+        before, after = pads[-2 * i - 2], pads[-2 * i - 1]
+    elif conv.padding == "valid":
         before = after = 0
     elif conv.padding == "same":
         before = dilation * (size - 1) // 2

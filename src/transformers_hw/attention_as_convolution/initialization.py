@@ -21,8 +21,7 @@ Gaussian $-g \lVert \delta - \Delta \rVert^2$ of the chapter.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from einops import einsum, rearrange
@@ -31,14 +30,11 @@ from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import check_choice, check_sizes
 from transformers_hw._engine.shapes import checked
-from transformers_hw.vision_transformer import VisionTransformer
+from transformers_hw.attention_as_convolution.vit_weights import Layer, Parts, parts_of
 
 Attend = Literal["shifts", "mimetic"]
 # Strengths of the mimetic initialization: of queries and keys, of values and output.
 MIMETIC_SCORES, MIMETIC_VALUES = (0.7, 0.7), (0.4, -0.4)
-# Settings of this package's models for which the shifts are derived.
-PLAIN = {"patch_bias": True, "embedding_norm": False, "rotary": None, "qk_norm": None}
-PLAIN |= {"kv_heads": None}
 # Whitening divides each component by its variance (plus a little) to this power.
 WHITENING_POWER, WHITENING_FLOOR = 0.35, 0.02
 
@@ -103,7 +99,7 @@ def initialize(
       with a bias for each offset gets a Gaussian there, and nothing else changes. (With
       `"mimetic"`, the product of $W_Q$ and $W_K$ is near a multiple of the identity
       instead, so that similar tokens attend to each other; the positions are
-      sinusoids.)
+      sinusoids.) Biases of queries and keys become zero.
     - `values`: the product of $W_V$ and $W_O$ is near a negative multiple of the
       identity, so that a layer subtracts from a token what it finds elsewhere.
     - `whiten`: patches are embedded by their principal components, with variances
@@ -113,16 +109,21 @@ def initialize(
         model: Model to initialize in place: a pre-norm Vision Transformer of this
             package, of timm, torchvision or Hugging Face, with learned positions; or
             one of timm's with a table of relative positions, such as BEiT.
-        images: Normalized training images, some hundred for small models. They tell
-            how large the tokens are in each layer, and how patches are distributed.
+        images: Normalized training images of the model's size, some hundred for small
+            models. They tell how large the tokens are in each layer, and how patches
+            are distributed.
         attend: What queries and keys start as; `None` leaves them as they are.
         values: Whether to set values and output projections.
         whiten: Whether to set the patch embedding.
-        gain: Sharpness $g$ of the shifts.
+        gain: Sharpness $g$ of the shifts, positive and finite.
 
     Raises:
         TypeError: If the model is none of these.
-        ValueError: If it has no learned positions or is not pre-norm.
+        ValueError: If it has no learned positions, is not pre-norm, or has parts that
+            the shifts do not allow for, such as gated networks, other norms or norms
+            of queries; if its heads or grid are too small for shifts; if the images
+            are of another size, not finite, or too alike to whiten; or if `gain` is
+            out of range. The model is then unchanged.
 
     Examples:
         >>> from transformers_hw import VisionTransformer
@@ -140,80 +141,74 @@ def initialize(
         as shifts.
     """
     check_choice("attend", attend, ("shifts", "mimetic", None))
-    parts = _parts_of(model)
-    reserved = 0
-    if attend == "shifts" and parts.biases:
+    if not 0.0 < gain < math.inf:
+        raise ValueError(f"gain must be positive and finite, got {gain}.")
+    parts = parts_of(model)
+    if tuple(images.shape[1:]) != parts.image or not images.shape[0]:
+        raise ValueError(
+            f"images must have shape (b, {', '.join(map(str, parts.image))}), with one "
+            f"image or more, got {tuple(images.shape)}."
+        )
+    if not images.isfinite().all():
+        raise ValueError("images must be finite, got NaN or infinity.")
+    if attend == "mimetic" and not len(parts.positions):
+        raise ValueError("attend 'mimetic' needs learned positions, got none.")
+    if values and parts.heads * parts.head_dim > parts.dim:
+        raise ValueError("values must be False if heads together are wider than dim.")
+    shifted = attend == "shifts" and not parts.biases
+    reserved = _reserved(parts) if shifted else 0
+    embedding = _whitened(parts, images, reserved) if whiten else None
+    # What is refused, is refused by now: before anything is written.
+    if shifted:
+        _reserve(parts, reserved)
+    elif attend == "shifts":
         for number, table in enumerate(parts.biases):
             _set_gaussians(table, neighbor_offsets(parts.heads, number), gain)
-    elif attend == "shifts":
-        reserved = 4 * min(parts.head_dim // 4, max(parts.grid) // 2)
-        _reserve(parts, reserved)
     elif attend == "mimetic":
-        if not len(parts.positions):
-            raise ValueError("attend 'mimetic' needs learned positions, got none.")
-        _set_positions(parts, _sinusoids(parts.grid, parts.dim))
-    if whiten:
-        _whiten(parts, images, reserved)
+        parts.positions.copy_(_sinusoids(parts.grid, parts.dim))
+    if embedding is not None:
+        parts.patches[reserved:], parts.patch_bias[reserved:] = embedding
+    patches = parts.grid[0] * parts.grid[1]
     for number, layer in enumerate(parts.layers):
         if values:
             _set_values(layer)
+        if shifted or attend == "mimetic":
+            for bias in layer.query_key_biases:
+                bias.zero_()
         if attend == "mimetic":
             _set_mimetic(layer, parts.heads)
-        if reserved:
+        if shifted:
             layer.value[:, :reserved] = 0.0
             layer.output[:reserved] = 0.0
             with _inputs_of(layer.norm) as seen:
-                model(images)
-            # Layer norm divides the positions by the size of the whole token.
-            shrunk = torch.cat(seen).var(-1, correction=0).add(1e-6).rsqrt().mean()
+                model(images.to(parts.patches))
+            # Layer norm divides the positions by the size of the whole token. Patches
+            # come last; a class token before them may be near zero.
+            tokens = torch.cat(seen)[:, -patches:].float()
+            shrunk = tokens.var(-1, correction=0).add(1e-6).rsqrt().mean()
             offsets = neighbor_offsets(parts.heads, number)
             _set_shifts(layer, parts, offsets, reserved, gain, shrunk.item())
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """Weights of a layer, as views of the model's: a row for each output."""
-
-    norm: nn.Module
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    output: Tensor
-    hidden: Tensor
-    back: Tensor
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Weights of a Vision Transformer, as views of the model's."""
-
-    heads: int
-    grid: tuple[int, int]
-    patches: Tensor  # (d, channels * height * width)
-    patch_bias: Tensor
-    positions: Tensor  # (rows * columns, d)
-    others: list[Tensor]  # class token and the like, (..., d)
-    layers: list[_Layer]
-    readers: list[Tensor]  # what reads the last tokens, (..., d)
-    # Relative positions of each layer, by query minus key: (rows, columns, heads).
-    biases: tuple[Tensor, ...] = ()
-
-    @property
-    def dim(self) -> int:
-        return self.positions.shape[1]
-
-    @property
-    def head_dim(self) -> int:
-        return self.layers[0].query.shape[0] // self.heads
+def _reserved(parts: Parts) -> int:
+    """Return how many dimensions of a token hold positions."""
+    count = 4 * min(parts.head_dim // 4, max(parts.grid) // 2)
+    if not 0 < count < parts.dim:
+        raise ValueError(
+            "attend 'shifts' needs heads of 4 dimensions or more, a grid longer than 1 "
+            f"patch, and tokens wider than the {count} dimensions of positions, got "
+            f"head_dim {parts.head_dim}, grid {parts.grid} and dim {parts.dim}."
+        )
+    return count
 
 
-def _reserve(parts: _Parts, count: int) -> None:
+def _reserve(parts: Parts, count: int) -> None:
     """Let the first dimensions of all tokens hold positions, and nothing else."""
     frequencies = math.tau * torch.arange(1, count // 4 + 1) / (2 * max(parts.grid))
     # Twice the amplitude of content: positions must survive what layers add.
     table = torch.zeros_like(parts.positions)
     table[:, :count] = 2.0 * _waves(parts.grid, frequencies).to(table)
-    _set_positions(parts, table)
+    parts.positions.copy_(table)
     parts.patches[:count] = 0.0
     parts.patch_bias[:count] = 0.0
     for vector in parts.others:
@@ -221,12 +216,13 @@ def _reserve(parts: _Parts, count: int) -> None:
     for layer in parts.layers:
         layer.hidden[:, :count] = 0.0
         layer.back[:count] = 0.0
+        for bias in layer.added_biases:
+            bias[:count] = 0.0
+        for vector, start in ((layer.norm.weight, 1.0), (layer.norm.bias, 0.0)):
+            if vector is not None:
+                vector[:count] = start
     for weight in parts.readers:
         weight[..., :count] = 0.0
-
-
-def _set_positions(parts: _Parts, table: Tensor) -> None:
-    parts.positions.copy_(table)
 
 
 def _set_gaussians(table: Tensor, offsets: list[tuple[int, int]], gain: float) -> None:
@@ -239,8 +235,8 @@ def _set_gaussians(table: Tensor, offsets: list[tuple[int, int]], gain: float) -
 
 
 def _set_shifts(
-    layer: _Layer,
-    parts: _Parts,
+    layer: Layer,
+    parts: Parts,
     offsets: list[tuple[int, int]],
     reserved: int,
     gain: float,
@@ -261,7 +257,7 @@ def _set_shifts(
         query[:reserved, :reserved] = size * torch.block_diag(*turns)
 
 
-def _set_mimetic(layer: _Layer, heads: int) -> None:
+def _set_mimetic(layer: Layer, heads: int) -> None:
     """Let the product of queries and keys be near a multiple of the identity."""
     width = layer.query.shape[0] // heads
     for head in range(heads):
@@ -271,7 +267,7 @@ def _set_mimetic(layer: _Layer, heads: int) -> None:
         layer.key[rows] = right[:width]
 
 
-def _set_values(layer: _Layer) -> None:
+def _set_values(layer: Layer) -> None:
     """Let the product of values and output be near minus a multiple of the identity."""
     left, right = _factors(layer.value.shape[1], *MIMETIC_VALUES)
     width = layer.value.shape[0]
@@ -287,23 +283,25 @@ def _factors(dim: int, noise: float, identity: float) -> tuple[Tensor, Tensor]:
     return left * root, rearrange(root, "d -> d 1") * right
 
 
-def _whiten(parts: _Parts, images: Tensor, reserved: int) -> None:
-    """Embed patches by principal components of more equal variance."""
-    height, width = images.shape[2:]
-    size = {"i": height // parts.grid[0], "j": width // parts.grid[1]}
-    patches = rearrange(images, "b c (h i) (w j) -> (b h w) (c i j)", **size)
+def _whitened(parts: Parts, images: Tensor, reserved: int) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of an embedding by components of more equal variance."""
+    (rows, columns), (i, j) = parts.grid, parts.patch
+    # Half precision has no eigenvalues; pixels beyond the last patch are not embedded.
+    whole = images[..., : rows * i, : columns * j].float()
+    patches = rearrange(whole, "b c (h i) (w j) -> (b h w) (c i j)", i=i, j=j)
     mean = patches.mean(dim=0)
     variances, components = torch.linalg.eigh(torch.cov(patches.T, correction=0))
+    if not variances.sum() > 1e-9 * patches.square().mean(dim=0).sum():
+        raise ValueError("images must have patches that differ, to whiten them.")
     free = parts.dim - reserved
     kept = min(free, len(variances))
     variances, components = variances[-kept:], components[:, -kept:]
     strengths = (variances.clamp(min=0.0) + WHITENING_FLOOR) ** -WHITENING_POWER
-    spread = nn.init.orthogonal_(torch.empty(free, kept, device=images.device))
+    spread = nn.init.orthogonal_(patches.new_empty(free, kept))
     weight = einsum(spread, strengths, components, "d k, k, p k -> d p")
     # The mean square of a content dimension is one.
     weight *= math.sqrt(free / (variances * strengths**2).sum())
-    parts.patches[reserved:] = weight.to(parts.patches)
-    parts.patch_bias[reserved:] = -(weight @ mean).to(parts.patch_bias)
+    return weight.to(parts.patches), -(weight @ mean).to(parts.patch_bias)
 
 
 def _waves(grid: tuple[int, int], frequencies: Tensor) -> Tensor:
@@ -333,171 +331,3 @@ def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
         yield seen
     finally:
         hook.remove()
-
-
-def _parts_of(model: Any) -> _Parts:
-    if isinstance(model, VisionTransformer):
-        parts = _of_ours(model)
-    elif hasattr(model, "patch_embed") and hasattr(model, "blocks"):
-        parts = _of_timm(model)
-    elif hasattr(model, "conv_proj"):
-        parts = _of_torchvision(model)
-    elif hasattr(model, "vit") or hasattr(model, "embeddings"):
-        parts = _of_huggingface(model)
-    else:
-        raise TypeError(
-            "model must be a Vision Transformer of this package, timm, torchvision or "
-            f"Hugging Face, got {type(model).__name__}."
-        )
-    patches = parts.grid[0] * parts.grid[1]
-    if len(parts.positions) != patches and not parts.biases:
-        raise ValueError(
-            f"model must have a learned position for each of its {patches} patches, "
-            f"got {len(parts.positions)}."
-        )
-    return parts
-
-
-def _of_ours(model: VisionTransformer) -> _Parts:
-    config = model.config
-    if config.norm != "pre" or config.positions != "learned":
-        raise ValueError(
-            "model must be pre-norm and have learned positions, got "
-            f"norm {config.norm!r} and positions {config.positions!r}."
-        )
-    for name, wanted in PLAIN.items():
-        if (found := getattr(config, name)) != wanted:
-            raise ValueError(f"{name} must be {wanted} to initialize, got {found!r}.")
-    if config.activation == "swiglu":
-        raise ValueError("activation must not be gated to initialize, got 'swiglu'.")
-    proj = model.patch_embedding.proj
-    layers = []
-    layer: Any
-    for layer in model.encoder.layers:
-        heads, network = layer.attention, layer.feed_forward
-        weights = (heads.query_proj, heads.key_proj, heads.value_proj)
-        weights += (heads.output_proj, network.hidden_proj, network.output_proj)
-        views = (x.weight.data for x in weights)
-        layers.append(_Layer(layer.attention_norm, *views))
-    tokens = (model.class_token, model.class_position, model.registers)
-    others = [x.data for x in tokens if x is not None]
-    table: Tensor = model.positions.weight.data  # type: ignore[union-attr,assignment]
-    return _Parts(
-        config.heads,
-        model.grid,
-        proj.weight.data,
-        proj.bias.data,
-        rearrange(table, "rows columns d -> (rows columns) d"),
-        others,
-        layers,
-        _readers(model.head),
-    )
-
-
-def _of_timm(model: Any) -> _Parts:
-    layers = []
-    for block in model.blocks:
-        fused = block.attn.qkv.weight.data.chunk(3)
-        rest = (block.attn.proj, block.mlp.fc1, block.mlp.fc2)
-        layers.append(_Layer(block.norm1, *fused, *(x.weight.data for x in rest)))
-    heads, grid = model.blocks[0].attn.num_heads, model.patch_embed.grid_size
-    convolution, table = model.patch_embed.proj, getattr(model, "pos_embed", None)
-    tokens = [getattr(model, name, None) for name in ("cls_token", "reg_token")]
-    found = [_bias_of(block.attn, grid) for block in model.blocks]
-    biases = tuple(x for x in found if x is not None)
-    if table is None:
-        if len(biases) < len(found):
-            raise ValueError(
-                "model must have learned positions, or a bias for each offset in every "
-                "layer, got neither."
-            )
-        table = convolution.weight.new_empty(1, 0, convolution.out_channels)
-    parts = _parts_with_table(
-        heads, grid, convolution, table, tokens, layers, model.head
-    )
-    return replace(parts, biases=biases)
-
-
-def _bias_of(attention: Any, grid: tuple[int, int]) -> Tensor | None:
-    owner = getattr(attention, "rel_pos", None)
-    owner = attention if owner is None else owner
-    table = getattr(owner, "relative_position_bias_table", None)
-    if table is None:
-        return None
-    rows, columns = (2 * n - 1 for n in grid)
-    # Rows for the class token, if any, come last.
-    offsets = table.data[: rows * columns]
-    return rearrange(offsets, "(rows columns) h -> rows columns h", rows=rows)
-
-
-def _of_torchvision(model: Any) -> _Parts:
-    layers = []
-    for block in model.encoder.layers:
-        fused = block.self_attention.in_proj_weight.data.chunk(3)
-        rest = (block.self_attention.out_proj, block.mlp[0], block.mlp[3])
-        layers.append(_Layer(block.ln_1, *fused, *(x.weight.data for x in rest)))
-    heads = model.encoder.layers[0].num_heads
-    side = model.image_size // model.patch_size
-    table = model.encoder.pos_embedding
-    return _parts_with_table(
-        heads,
-        (side, side),
-        model.conv_proj,
-        table,
-        [model.class_token],
-        layers,
-        model.heads,
-    )
-
-
-def _of_huggingface(model: Any) -> _Parts:
-    body, head = getattr(model, "vit", model), getattr(model, "classifier", None)
-    layers = []
-    for layer in body.layers:
-        at = layer.attention
-        projections = (at.q_proj, at.k_proj, at.v_proj, at.o_proj)
-        weights = (*projections, layer.mlp.fc1, layer.mlp.fc2)
-        views = (x.weight.data for x in weights)
-        layers.append(_Layer(layer.layernorm_before, *views))
-    embeddings = body.embeddings
-    (height, width), patch = embeddings.image_size, embeddings.patch_size
-    i, j = (patch, patch) if isinstance(patch, int) else patch
-    return _parts_with_table(
-        body.config.num_attention_heads,
-        (height // i, width // j),
-        embeddings.patch_embeddings.projection,
-        embeddings.position_embeddings,
-        [embeddings.cls_token],
-        layers,
-        head,
-    )
-
-
-def _parts_with_table(
-    heads: int,
-    grid: tuple[int, int],
-    convolution: nn.Conv2d,
-    table: Tensor,
-    tokens: list[Tensor | None],
-    layers: list[_Layer],
-    head: nn.Module | None,
-) -> _Parts:
-    # The patches' positions come last; those of other tokens, if any, before them.
-    extra = table.shape[1] - grid[0] * grid[1]
-    if convolution.bias is None:
-        raise ValueError("model must have a bias in its patch embedding, got none.")
-    return _Parts(
-        heads,
-        grid,
-        rearrange(convolution.weight.data, "d c i j -> d (c i j)"),
-        convolution.bias.data,
-        table.data[0, max(extra, 0) :],
-        [table.data[0, : max(extra, 0)], *(x.data for x in tokens if x is not None)],
-        layers,
-        _readers(head),
-    )
-
-
-def _readers(head: nn.Module | None) -> list[Tensor]:
-    found = head.modules() if head is not None else ()
-    return [x.weight.data for x in found if isinstance(x, nn.Linear)]

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from transformers_hw._engine.arguments import HOOKS
 from transformers_hw.pretrained.verification import Compare, verify
 from transformers_hw.pretrained.weights import (
     FLOATS,
@@ -19,6 +21,7 @@ from transformers_hw.pretrained.weights import (
     listed,
     printable,
     read_weights,
+    shown,
 )
 from transformers_hw.transformer.config import Activation
 from transformers_hw.transformer.parts import ACTIVATIONS
@@ -143,6 +146,7 @@ class Conversion:
         shapes: Mapping[str, Shape] | None = None,
         skip: Mapping[str, int] | None = None,
         single: bool = False,
+        buffers: Mapping[str, Tensor] | None = None,
     ) -> Model:
         """Build our model and copy the tensors into it, if they are accounted for.
 
@@ -159,6 +163,8 @@ class Conversion:
             skip: Numbers of first rows of their tensors that ours do not have.
             single: Whether the module computes in 32 bits in places, whatever its
                 weights are.
+            buffers: What the module computes with in the comparison, in place of
+                buffers that its state dict does not hold.
 
         Returns:
             The model, in evaluation mode.
@@ -188,8 +194,8 @@ class Conversion:
 
         model = build(depth).eval()
         if self.module is not None:
-            origin = self.origin
-            verify(load, self.module, self.tensors, compare, origin, single=single)
+            options: dict[str, Any] = {"single": single, "buffers": buffers or {}}
+            verify(load, self.module, self.tensors, compare, self.origin, **options)
         copies = split(self.tensors, dtype=self.factory["dtype"], copy=True)
         model.load_state_dict(copies, assign=True)
         return model
@@ -233,7 +239,7 @@ def names_file(convert: Callable[P, T]) -> Callable[P, T]:
             return convert(*args, **kwargs)
         except WeightsError as error:
             given = (*args[:1], kwargs.get("source"), kwargs.get("config"))
-            paths = [str(Path(x)) for x in given if isinstance(x, str | Path)]
+            paths = [shown(x) for x in given if isinstance(x, str | Path)]
             if not any(path in str(error) for path in paths):
                 error.args = (": ".join([*paths, str(error)]),)
             raise
@@ -283,15 +289,33 @@ def join(state: Mapping[str, Tensor], names: Names, like: nn.Module) -> nn.Modul
 
     Returns:
         Their module.
+
+    Raises:
+        WeightsError: If a tensor of ours has no place in it.
     """
-    theirs = like.state_dict()
+    theirs, left = like.state_dict(), set(state)
     for name, ours in _grouped(names, names).items():
         if name in theirs:
             size = math.prod(theirs[name].shape) // len(ours)
             zeros = theirs[name].new_zeros(size)
             pieces = [state.get(part, zeros).flatten() for part in ours]
-            theirs[name].copy_(torch.cat(pieces).view(theirs[name].shape))
+            if {len(piece) for piece in pieces} == {size}:
+                theirs[name].copy_(torch.cat(pieces).view(theirs[name].shape))
+                left -= set(ours)
+    if left:
+        raise WeightsError(
+            f"torch.nn.{type(like).__name__} has no place for {listed(sorted(left))}."
+        )
     return like
+
+
+def with_own_code(module: nn.Module) -> list[str]:
+    """List the parts of a module that have hooks, or a forward of their own."""
+    return [
+        name or type(part).__name__
+        for name, part in module.named_modules()
+        if "forward" in vars(part) or any(getattr(part, hooks) for hooks in HOOKS)
+    ]
 
 
 def shared(what: str, values: Iterable[T]) -> T:
@@ -316,13 +340,10 @@ def name_of_activation(activation: Callable[[Tensor], Tensor]) -> Activation:
     """Return our name of another library's activation, by its values."""
     # Far enough to tell relu from relu6, and what is clipped from what is not.
     x = torch.linspace(-12.0, 12.0, 241, dtype=torch.float64)
-    try:
-        found = activation(x.clone())
-    except Exception:
-        found = torch.full_like(x, torch.nan)
     for name, ours in ACTIVATIONS.items():
-        if torch.allclose(found, ours(x), rtol=1e-9, atol=1e-9):
-            return name  # type: ignore[return-value]
+        with suppress(Exception):  # whatever it is, and whatever it returns
+            if torch.allclose(activation(x.clone()), ours(x), rtol=1e-9, atol=1e-9):
+                return name  # type: ignore[return-value]
     known = ", ".join(ACTIVATIONS)
     raise WeightsError(f"activation must be one of {known}, got {activation}.")
 

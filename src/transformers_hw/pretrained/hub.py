@@ -9,7 +9,12 @@ from typing import Any
 from torch import nn
 
 from transformers_hw._engine.shapes import checked
-from transformers_hw.pretrained.saving import MODELS, load_model, save_model
+from transformers_hw.pretrained.saving import (
+    MODELS,
+    check_described,
+    load_model,
+    save_model,
+)
 from transformers_hw.pretrained.weights import WeightsError
 
 FILE, SETTINGS = "model.safetensors", "config.json"
@@ -40,6 +45,8 @@ def with_hub(model: nn.Module | type[nn.Module]) -> Any:
     Raises:
         ImportError: If huggingface_hub is not installed.
         TypeError: If `model` is not one of the book's.
+        ValueError: If its config does not describe it, as in
+            [`save_model`][transformers_hw.pretrained.save_model].
 
     Examples:
         ```python
@@ -110,5 +117,6 @@ def _hub_class(plain: type[nn.Module]) -> type[nn.Module]:
 def _rebuilt(kind: type[nn.Module], model: Any) -> Any:
     """Build a model again as one of another class, with the same weights."""
     found = kind(**asdict(model.config), device="meta")
+    check_described(model, found)
     found.load_state_dict(model.state_dict(), assign=True)
     return found.train(model.training)

@@ -58,6 +58,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 MOST_CONFIG_BYTES = 2**20
+CHUNK = "chunk_size_feed_forward"
 # All models, by `model_type`, with what their names begin with below a head.
 BASES = {**VITS, **BERTS, **dict.fromkeys(LLAMAS, "model."), "gpt2": "transformer."}
 # What well-known others have, and this book's models do not.
@@ -104,7 +105,10 @@ def from_huggingface(
     such as other rotary positions, or a window in some layers only.
 
     A module is compared with the converted model before that is returned: both get two
-    short random texts, one of them padded, or one image, and one of another size.
+    short random texts, with and without padding, or one image, and one of another size.
+    Where `module.to(torch.bfloat16)` also rounded the frequencies of rotary positions,
+    the converted model has them unrounded, as a module that is loaded in half
+    precision has.
 
     Args:
         source: The module, which tells its own settings; or its state dict, or a
@@ -142,7 +146,9 @@ def from_huggingface(
     found = _config(conversion, source, config)
     kind = found["model_type"]
     if base_only:
-        conversion = Conversion(_base(conversion, BASES[kind]), origin)
+        # `ForQuestionAnswering` of a decoder keeps the model below by another name.
+        prefixes = (BASES[kind], "transformer.")
+        conversion = Conversion(_base(conversion, prefixes), origin)
     if image_size is not None and kind not in VITS:
         raise TypeError(f"image_size must not be given for a {kind}, got {image_size}.")
     if kind in DECODERS:
@@ -204,16 +210,21 @@ def _config(
     return dict(found)
 
 
-def _base(conversion: Conversion, prefix: str) -> nn.Module | dict[str, Tensor]:
+def _base(
+    conversion: Conversion, prefixes: tuple[str, ...]
+) -> nn.Module | dict[str, Tensor]:
     """Return the model below a head: the module, or its tensors."""
-    if conversion.module is not None:
-        return getattr(conversion.module, prefix.rstrip("."), conversion.module)
-    below = {
-        name.removeprefix(prefix): x
-        for name, x in conversion.tensors.items()
-        if name.startswith(prefix)
-    }
-    return below or conversion.tensors
+    for prefix in prefixes:
+        below = {
+            name.removeprefix(prefix): x
+            for name, x in conversion.tensors.items()
+            if name.startswith(prefix)
+        }
+        if below and conversion.module is not None:
+            return conversion.module.get_submodule(prefix.rstrip("."))
+        if below:
+            return below
+    return conversion.tensors if conversion.module is None else conversion.module
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -276,19 +287,25 @@ def _bert(conversion: Conversion, config: Config, settings: dict[str, Any]) -> B
     def compare(
         ours: Bert, theirs: Callable[..., Any], draw: Draw
     ) -> Iterator[tuple[str, Tensor, Tensor]]:
-        shape = (2, min(9, ours.config.max_length))
+        # The network may take the tokens in chunks of one size.
+        length, chunk = min(16, ours.config.max_length), config.get(CHUNK) or 1
+        shape = (2, length - length % chunk or chunk)
         real = draw.padding_mask(*shape)
         tokens = draw.integers(vocab_size, *shape)
         if padding_token is not None:
             others = (padding_token + 1) % vocab_size
             tokens = tokens.masked_fill(tokens == padding_token, others)
-            tokens = tokens.masked_fill(~real, padding_token)
         kinds = draw.integers(ours.config.num_segments, *shape)
-        wanted = theirs(tokens, attention_mask=real.long(), token_type_ids=kinds)
-        found = ours(tokens, padding_mask=real, segments=kinds)
-        yield "hidden states", found[real], wanted.last_hidden_state[real]
-        if ours.pooler is not None:
-            yield "pooled outputs", ours.pool(found), wanted.pooler_output
+        for mask in (None, real):
+            if mask is not None and padding_token is not None:
+                tokens = tokens.masked_fill(~mask, padding_token)
+            told = {"attention_mask": None if mask is None else mask.long()}
+            wanted = theirs(tokens, token_type_ids=kinds, **told)
+            found = ours(tokens, padding_mask=mask, segments=kinds)
+            shown = slice(None) if mask is None else mask
+            yield "hidden states", found[shown], wanted.last_hidden_state[shown]
+            if ours.pooler is not None:
+                yield "pooled outputs", ours.pool(found), wanted.pooler_output
 
     names = {
         "positions.weight": positions,

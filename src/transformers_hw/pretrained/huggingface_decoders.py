@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from transformers_hw.positional_encoding import RotaryScaling
@@ -56,8 +57,19 @@ DERIVED = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 # GPT-2 keeps the transposes of these matrices.
 TRANSPOSED = re.compile(r"\.c_(attn|proj|fc)\.weight$")
 HEAD = "lm_head.weight"
-# Longest text of a comparison; windows beyond it have no effect on the texts.
+# Length of the texts of a comparison; windows beyond it have no effect on them.
 MOST_TOKENS = 64
+# What is known of the settings of rotary positions.
+ROTARY = (
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+)
 
 
 def convert_decoder(
@@ -122,8 +134,11 @@ def convert_decoder(
         options = {**settings, **sizes, **conversion.factory}
         return LanguageModel(vocab_size, depth=depth, **options)
 
+    buffers = _frequencies(conversion, build) if llama else {}
     # Norms and angles of these are in 32 bits, whatever the model is in.
-    return conversion.convert(build, depth, names, _texts, single=llama)
+    return conversion.convert(
+        build, depth, names, _texts, single=llama, buffers=buffers
+    )
 
 
 def _gpt2(
@@ -171,16 +186,26 @@ def _llama(conversion: Conversion, config: Config, layer: str) -> dict[str, Any]
 
 
 def _rotary(conversion: Conversion, config: Config) -> dict[str, Any]:
-    """Read the rotary positions, which version 4 of transformers told elsewhere."""
-    told = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    """Read the rotary positions.
+
+    What version 4 of transformers wrote, `rope_scaling`, takes the place of all of
+    `rope_parameters` in version 5.
+    """
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    told = config.get(name) or {}
     if not isinstance(told, Mapping):
         raise conversion.other(
-            f"rope_parameters must be a mapping, got {printable(repr(told), 80)}"
+            f"{name} must be a mapping, got {printable(repr(told), 80)}"
         )
-    told = {"rope_type": told.get("type"), "partial_rotary_factor": None, **told}
+    told = {**told, "rope_type": told.get("rope_type") or told.get("type")}
     kind = one_of(conversion, told, "rope_type", ("default", "linear", "llama3", None))
     for settings in (config, told):
         one_of(conversion, settings, "partial_rotary_factor", (1.0, None))
+    if any(key not in ROTARY or isinstance(x, Mapping) for key, x in told.items()):
+        raise conversion.other(
+            f"{name} must tell nothing but {', '.join(ROTARY)}, the same for all "
+            f"layers, got {printable(told, 80)}"
+        )
     scaling = None
     if kind in ("linear", "llama3"):
         names = {"factor": "factor"}
@@ -280,15 +305,47 @@ def _texts(
     ours: LanguageModel, theirs: Callable[..., Any], draw: Draw
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Compare logits, or without a head hidden states, of two texts."""
-    config = ours.config
-    length = 9 if config.window is None else min(2 * config.window + 3, MOST_TOKENS)
-    if config.positions == "learned":
-        length = min(length, config.max_length)
+    length = min(MOST_TOKENS, ours.config.max_length)
     real = draw.padding_mask(2, length)
-    tokens = draw.integers(config.vocab_size, 2, length)
-    wanted = theirs(tokens, attention_mask=real.long(), use_cache=False)
-    if hasattr(wanted, "logits"):
-        yield "logits", ours(tokens, padding_mask=real)[real], wanted.logits[real]
-    else:
-        found = ours.encode(tokens, padding_mask=real)
-        yield "hidden states", found[real], wanted.last_hidden_state[real]
+    tokens = draw.integers(ours.config.vocab_size, 2, length)
+    # Without a mask, a module decides elsewhere whether it is causal.
+    for mask in (None, real):
+        told = {"attention_mask": None if mask is None else mask.long()}
+        wanted = theirs(tokens, use_cache=False, **told)
+        shown = slice(None) if mask is None else mask
+        if hasattr(wanted, "logits"):
+            found = ours(tokens, padding_mask=mask)
+            yield "logits", found[shown], wanted.logits[shown]
+        else:
+            found = ours.encode(tokens, padding_mask=mask)
+            yield "hidden states", found[shown], wanted.last_hidden_state[shown]
+
+
+def _frequencies(
+    conversion: Conversion, build: Callable[[int], LanguageModel]
+) -> dict[str, Tensor]:
+    """Return the frequencies of rotary positions that a module has in half precision.
+
+    `module.to(torch.bfloat16)` rounds these buffers too; a module that is loaded in
+    half precision has them in 32 bits.
+
+    Raises:
+        WeightsError: If they are others than those of the settings.
+    """
+    found: dict[str, Tensor] = {}
+    if conversion.module is None:
+        return found
+    rotary: Any = conversion.attempt(build, 1).rotary
+    for name, x in conversion.module.named_buffers():
+        if not name.endswith("inv_freq") or not x.is_floating_point():
+            continue
+        exact, limits = rotary.frequencies(device=x.device), torch.finfo(x.dtype)
+        # The second is the least number that is not zero.
+        most = (max(1e-5, limits.eps), limits.smallest_normal * limits.eps)
+        if x.shape != exact.shape or not torch.allclose(x.to(exact), exact, *most):
+            raise conversion.other(
+                f"{name} must be the frequencies that its settings tell, got others"
+            )
+        if limits.bits < 32:
+            found[name] = exact.float()
+    return found

@@ -13,7 +13,11 @@ from transformers_hw._engine.files import atomic_write
 from transformers_hw._engine.shapes import checked
 from transformers_hw.attention_as_convolution.image_bert import ImageBert
 from transformers_hw.multi_head_attention import MultiHeadAttention
-from transformers_hw.pretrained.conversion import layered_shapes, shapes_of
+from transformers_hw.pretrained.conversion import (
+    layered_shapes,
+    shapes_of,
+    with_own_code,
+)
 from transformers_hw.pretrained.weights import (
     FLOATS,
     WeightsError,
@@ -21,6 +25,7 @@ from transformers_hw.pretrained.weights import (
     import_safetensors,
     listed,
     printable,
+    shown,
 )
 from transformers_hw.seq2seq import Seq2Seq
 from transformers_hw.transformer import (
@@ -74,9 +79,10 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
     Raises:
         TypeError: If `model` is not one of the book's, or a setting is of another type
             than its config declares.
-        ValueError: If parts were replaced, so that the settings no longer describe the
-            model, if its weights have several dtypes, if a setting does not fit into
-            64 bits, or if `path` ends otherwise.
+        ValueError: If parts were replaced or changed, so that the settings no longer
+            describe the model, or have hooks or a forward of their own; if its weights
+            have several dtypes or are on `meta`, if a setting does not fit into 64
+            bits, or if `path` ends otherwise.
         RuntimeError: If two weights share memory that the settings do not tie.
         OSError: If the file cannot be written.
 
@@ -91,26 +97,21 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
     """
     safetensors = import_safetensors()
     path = Path(path)
-    if path.suffix != ".safetensors":
-        raise ValueError(f"path must end in .safetensors, got {path}.")
+    if path.suffix != ".safetensors" or "\0" in str(path):
+        raise ValueError(
+            "path must end in .safetensors, and contain no null character, got "
+            f"{shown(path)}."
+        )
     name, config = type(model).__name__, getattr(model, "config", None)
     if MODELS.get(name) is not type(model) or not is_dataclass(config):
         raise TypeError(f"model must be one of {', '.join(MODELS)}, got {name}.")
     settings = asdict(config)  # type: ignore[arg-type]
-    described = _build(name, settings)
-    if repr(described) != repr(model) or shapes_of(described) != shapes_of(model):
-        hint = (
-            " Replace a head with reset_head(num_classes), which the config records."
-            if hasattr(model, "reset_head")
-            else ""
-        )
-        raise ValueError(
-            f"the parts of the {name} must be those that its config describes, but "
-            f"some were replaced: {listed(_replaced(model, described))}.{hint}"
-        )
+    check_described(model, _build(name, settings))
     tensors = {name: x.detach().contiguous() for name, x in model.state_dict().items()}
     if wrong := _of_another_dtype(tensors):
         raise ValueError(f"weights must have one dtype, got {listed(wrong)}.")
+    if away := [name for name, x in tensors.items() if x.is_meta]:
+        raise ValueError(f"weights must be in memory, got on meta: {listed(away)}.")
     saved = {"format": FORMAT, "model": name, "config": settings}
     header = {"format": "pt", HEADER: json.dumps(saved)}
     content = safetensors.torch.save(tensors, header)
@@ -166,6 +167,34 @@ def load_model(path: str | Path) -> nn.Module:
     return model.eval()
 
 
+def check_described(model: nn.Module, described: nn.Module) -> None:
+    """Raise unless a model is as its config describes it.
+
+    Args:
+        model: The model, whose class may be a subclass.
+        described: What its config builds, on the meta device.
+    """
+    kind = type(model).__name__
+    if own := with_own_code(model):
+        raise ValueError(
+            f"the {kind} must have no hooks and no forward of its own, which its "
+            f"config does not describe: remove them first from {listed(own)}."
+        )
+    how, which = "replaced", _replaced(model, described)
+    if not which:
+        how, which = "changed", _changed(model, described)
+    if which:
+        hint = (
+            " Replace a head with reset_head(num_classes), which the config records."
+            if hasattr(model, "reset_head")
+            else ""
+        )
+        raise ValueError(
+            f"the parts of the {kind} must be those that its config describes, but "
+            f"some were {how}: {listed(which)}.{hint}"
+        )
+
+
 def _build(name: str, settings: dict[str, Any]) -> nn.Module:
     """Build a model without memory; raise unless its settings are as declared."""
     with torch.device("meta"):
@@ -178,6 +207,8 @@ def _build(name: str, settings: dict[str, Any]) -> nn.Module:
             raise TypeError(f"{field.name} must be of type {wanted}, got {value!r}.")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ValueError(f"{field.name} must fit into 64 bits, got {value}.")
+    if unknown := settings.keys() - {field.name for field in fields(config)}:
+        raise TypeError(f"a {name} has no settings {listed(sorted(unknown))}.")
     return model
 
 
@@ -228,6 +259,29 @@ def _of_another_dtype(tensors: dict[str, torch.Tensor]) -> list[str]:
         f"{name} {x.dtype}"
         for name, x in tensors.items()
         if x.dtype not in FLOATS or x.dtype != first
+    ]
+
+
+def _changed(model: nn.Module, described: nn.Module) -> list[str]:
+    """List the parts of another class, or with other attributes, than described."""
+    kind = type(model).__name__
+    found = dict(model.named_modules(remove_duplicate=False))
+    wanted = dict(described.named_modules(remove_duplicate=False))
+    if found.keys() != wanted.keys() or shapes_of(model) != shapes_of(described):
+        return [kind]
+
+    def plain(part: nn.Module) -> dict[str, str]:
+        return {
+            name: repr(x)
+            for name, x in vars(part).items()
+            if name[0] != "_" and name != "training"
+        }
+
+    return [
+        name or kind
+        for name, part in found.items()
+        if (name and type(part) is not type(wanted[name]))
+        or not plain(wanted[name]).items() <= plain(part).items()
     ]
 
 

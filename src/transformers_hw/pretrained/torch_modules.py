@@ -1,13 +1,16 @@
 """PyTorch's own attention and Transformer modules: conversion in both directions."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from transformers_hw._engine.arguments import check_choice
 from transformers_hw._engine.shapes import checked
 from transformers_hw.multi_head_attention import MultiHeadAttention
 from transformers_hw.pretrained.conversion import (
@@ -18,8 +21,9 @@ from transformers_hw.pretrained.conversion import (
     shared,
     with_parameters,
 )
-from transformers_hw.pretrained.verification import Draw
-from transformers_hw.pretrained.weights import WeightsError
+from transformers_hw.pretrained.saving import check_described
+from transformers_hw.pretrained.verification import Draw, verify
+from transformers_hw.pretrained.weights import WeightsError, read_weights
 from transformers_hw.transformer.layers import DecoderLayer, EncoderLayer
 from transformers_hw.transformer.parts import ACTIVATIONS, LayerNorm
 from transformers_hw.transformer.stacks import Decoder, Encoder
@@ -33,6 +37,13 @@ KINDS: dict[type[nn.Module], type[Ours]] = {
     nn.TransformerDecoderLayer: DecoderLayer,
     nn.TransformerEncoder: Encoder,
     nn.TransformerDecoder: Decoder,
+}
+# What the settings of a layer must be among, for PyTorch to have them.
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "normalization": ("layer",),
+    "activation": tuple(ACTIVATIONS),
+    "layer_scale": (None,),
+    "drop_path": (0.0,),
 }
 
 # PyTorch's names of the attentions of a layer, and of its other parts, by ours.
@@ -87,6 +98,16 @@ def from_torch(module: nn.Module) -> Any:
     """
     module = getattr(module, "_orig_mod", module)
     if isinstance(module, nn.Transformer):
+        for name, stack in (
+            ("encoder", nn.TransformerEncoder),
+            ("decoder", nn.TransformerDecoder),
+        ):
+            part = getattr(module, name)
+            if not isinstance(getattr(part, "_orig_mod", part), stack):
+                raise TypeError(
+                    f"{name} of the Transformer must be a {stack.__name__}, got "
+                    f"{type(part).__name__}."
+                )
         both = _Both(from_torch(module.encoder), from_torch(module.decoder))
         conversion = Conversion(module, "a torch.nn.Transformer")
         names = _names(both.encoder, "encoder.", "encoder.")
@@ -104,12 +125,16 @@ def from_torch(module: nn.Module) -> Any:
     settings = conversion.settings(_settings)
     first = settings.pop("batch_first")
     ours = conversion.attempt(kind, **settings, **conversion.factory)
-    return conversion.convert(lambda _: ours, 1, _names(ours), partial(_compare, first))
+    compare = partial(_compare, ours, first)
+    return conversion.convert(lambda _: ours, 1, _names(ours), compare)
 
 
 @checked
 def to_torch(module: Ours | tuple[Encoder, Decoder]) -> nn.Module:
     """Convert a module of the book into PyTorch's, with a copy of its weights.
+
+    Both are compared before PyTorch's is returned, as in
+    [`from_torch`][transformers_hw.pretrained.from_torch].
 
     Args:
         module: A `MultiHeadAttention`, `EncoderLayer`, `DecoderLayer`, `Encoder` or
@@ -122,7 +147,9 @@ def to_torch(module: Ours | tuple[Encoder, Decoder]) -> nn.Module:
 
     Raises:
         TypeError: If PyTorch has no such module.
-        ValueError: If PyTorch's module has no such setting.
+        ValueError: If PyTorch's module has no such setting, such as an RMS norm or a
+            window; or if the module has hooks, or parts that its config does not
+            describe.
 
     Examples:
         >>> to_torch(EncoderLayer(12, heads=3, hidden_dim=20)).__class__.__name__
@@ -130,18 +157,40 @@ def to_torch(module: Ours | tuple[Encoder, Decoder]) -> nn.Module:
     """
     if isinstance(module, tuple):
         return _build_transformer(*module)
-    if isinstance(module, MultiHeadAttention):
-        theirs = _build_attention(module)
-    elif isinstance(module, EncoderLayer | DecoderLayer):
-        theirs = _build_layer(module)
-    elif isinstance(module, Encoder | Decoder):
-        theirs = _build_stack(module)
-    else:
+    kind = next((ours for ours in KINDS.values() if isinstance(module, ours)), None)
+    if kind is None:
         raise TypeError(
             "module must be attention, a layer or a stack of layers of the "
             f"Transformer, got {type(module).__name__}."
         )
-    join(module.state_dict(), _names(module), theirs)
+    for layer in module.layers if isinstance(module, Encoder | Decoder) else ():
+        if not isinstance(layer, EncoderLayer | DecoderLayer):
+            raise TypeError(
+                f"layers must be the Transformer's, got {type(layer).__name__}."
+            )
+    check_described(module, kind(**asdict(module.config), device="meta"))
+    tensors, names = read_weights(module.state_dict()), _names(module)
+    dtype = reduce(torch.promote_types, (x.dtype for x in tensors.values()))
+    factory = {"device": next(iter(tensors.values())).device, "dtype": dtype}
+    if isinstance(module, MultiHeadAttention):
+        theirs = _build_attention(module, factory)
+    elif isinstance(module, EncoderLayer | DecoderLayer):
+        theirs = _build_layer(module, factory)
+    else:
+        theirs = _build_stack(module, factory)
+
+    def load(state: Mapping[str, Tensor]) -> nn.Module:
+        dtype = next(iter(state.values())).dtype
+        return join(state, names, copy.deepcopy(theirs).to(dtype).eval())
+
+    def compare(
+        theirs: Any, ours: Callable[..., Any], draw: Draw
+    ) -> Iterator[tuple[str, Tensor, Tensor]]:
+        return _compare(module, True, ours, theirs, draw)
+
+    origin = f"one that torch.nn.{type(theirs).__name__} can express"
+    verify(load, module, tensors, compare, origin)
+    join(tensors, names, theirs)
     return theirs.train(module.training)
 
 
@@ -197,13 +246,18 @@ def _settings(module: Any) -> dict[str, Any]:
         }
     if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
         norms = [x for name, x in module.named_children() if name.startswith("norm")]
+        dropouts = [
+            part.p if isinstance(part, nn.Dropout) else part.dropout
+            for part in module.modules()
+            if isinstance(part, nn.Dropout | nn.MultiheadAttention)
+        ]
         return {
             "dim": module.self_attn.embed_dim,
             "heads": module.self_attn.num_heads,
             "hidden_dim": module.linear1.out_features,
             "norm": "pre" if module.norm_first else "post",
             "activation": name_of_activation(module.activation),
-            "dropout": module.dropout.p,
+            "dropout": shared("dropout in all of their parts", dropouts),
             "eps": eps_of(norms),
             "bias": module.linear1.bias is not None,
             "batch_first": module.self_attn.batch_first,
@@ -216,24 +270,30 @@ def _settings(module: Any) -> dict[str, Any]:
 
 
 def _compare(
-    batch_first: bool, ours: Any, theirs: Callable[..., Any], draw: Draw
+    like: Ours,
+    batch_first: bool,
+    ours: Callable[..., Any],
+    theirs: Callable[..., Any],
+    draw: Draw,
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Compare a module like ours with one like PyTorch's."""
+
     def turned(x: Tensor) -> Tensor:
         return x if batch_first else rearrange(x, "a b d -> b a d")
 
     real = draw.padding_mask(2, 7)
-    if isinstance(ours, MultiHeadAttention):
-        query = draw.numbers(2, 5, ours.dim)
-        keys = draw.numbers(2, 7, ours.context_dim), draw.numbers(2, 7, ours.values_dim)
+    if isinstance(like, MultiHeadAttention):
+        query = draw.numbers(2, 5, like.dim)
+        keys = draw.numbers(2, 7, like.context_dim), draw.numbers(2, 7, like.values_dim)
         wanted, _ = theirs(*map(turned, (query, *keys)), key_padding_mask=~real)
         yield "outputs", ours(query, *keys, padding_mask=real), turned(wanted)
         return
-    x = draw.numbers(2, 7, ours.config.dim)
-    if isinstance(ours, Encoder | EncoderLayer):
+    x = draw.numbers(2, 7, like.config.dim)
+    if isinstance(like, Encoder | EncoderLayer):
         wanted = turned(theirs(turned(x), src_key_padding_mask=~real))
         yield "outputs", ours(x, padding_mask=real)[real], wanted[real]
         return
-    target = draw.numbers(2, 5, ours.config.dim)
+    target = draw.numbers(2, 5, like.config.dim)
     later = torch.ones(5, 5, dtype=torch.bool, device=x.device).triu(1)
     masks = {"tgt_mask": later, "memory_key_padding_mask": ~real}
     wanted = turned(theirs(turned(target), turned(x), **masks))
@@ -256,7 +316,7 @@ def _compare_both(
     yield "outputs", ours.decoder(target, memory, memory_padding_mask=real), wanted
 
 
-def _build_attention(layer: MultiHeadAttention) -> nn.Module:
+def _check_attention(layer: MultiHeadAttention) -> None:
     dim, inner = layer.dim, layer.query_proj.out_features
     widths = (inner, layer.value_proj.out_features, layer.output_proj.out_features)
     for name in ("qk_norm", "window", "softcap"):
@@ -276,8 +336,12 @@ def _build_attention(layer: MultiHeadAttention) -> nn.Module:
             f"scale; this layer of width {dim} has queries, values and outputs of "
             f"widths {widths} and scale {layer.scale}."
         )
+
+
+def _build_attention(layer: MultiHeadAttention, factory: dict[str, Any]) -> nn.Module:
+    _check_attention(layer)
     return nn.MultiheadAttention(
-        dim,
+        layer.dim,
         layer.heads,
         dropout=layer.dropout,
         # PyTorch's has all biases or none; a bias of zero stands for none.
@@ -285,14 +349,20 @@ def _build_attention(layer: MultiHeadAttention) -> nn.Module:
         kdim=layer.context_dim,
         vdim=layer.values_dim,
         batch_first=True,
-        **_factory(layer),
+        **factory,
     )
 
 
-def _build_layer(layer: Layer) -> Any:
+def _build_layer(layer: Layer, factory: dict[str, Any]) -> Any:
     encoder = isinstance(layer, EncoderLayer)
     kind = nn.TransformerEncoderLayer if encoder else nn.TransformerDecoderLayer
     config = layer.config
+    for name, choices in CHOICES.items():
+        setting = f"{name} of a torch.nn.{kind.__name__}"
+        check_choice(setting, getattr(config, name), choices)
+    for name in layer.attentions:
+        attention: Any = layer.get_submodule(name)
+        _check_attention(attention)
     return kind(
         config.dim,
         config.heads,
@@ -303,31 +373,34 @@ def _build_layer(layer: Layer) -> Any:
         batch_first=True,
         norm_first=config.norm == "pre",
         bias=bool(config.bias),
-        **_factory(layer),
+        **factory,
     )
 
 
-def _build_stack(stack: Encoder | Decoder) -> nn.Module:
-    first, norm = stack.layers[0], None
-    if not isinstance(first, EncoderLayer | DecoderLayer):
-        raise TypeError(
-            f"layers must be the Transformer's, got {type(first).__name__}."
-        )
+def _build_stack(stack: Encoder | Decoder, factory: dict[str, Any]) -> nn.Module:
+    # The others are like it: the stack is as its config describes it.
+    first: Any = stack.layers[0]
+    layer, norm = _build_layer(first, factory), None
     if isinstance(stack.final_norm, LayerNorm):
         bias, eps = stack.final_norm.bias is not None, stack.final_norm.eps
-        norm = nn.LayerNorm(stack.config.dim, eps, bias=bias, **_factory(stack))
+        norm = nn.LayerNorm(stack.config.dim, eps, bias=bias, **factory)
     if isinstance(stack, Encoder):
         # Nested tensors would cut off the padding that other modules keep.
         return nn.TransformerEncoder(
-            _build_layer(first), len(stack.layers), norm, enable_nested_tensor=False
+            layer, len(stack.layers), norm, enable_nested_tensor=False
         )
-    return nn.TransformerDecoder(_build_layer(first), len(stack.layers), norm)
+    return nn.TransformerDecoder(layer, len(stack.layers), norm)
 
 
 def _build_transformer(encoder: Encoder, decoder: Decoder) -> nn.Transformer:
     if not isinstance(encoder, Encoder) or not isinstance(decoder, Decoder):
         names = ", ".join(type(stack).__name__ for stack in (encoder, decoder))
         raise TypeError(f"module must be an Encoder and a Decoder, got {names}.")
+    if encoder.config.dim != decoder.config.dim:
+        raise ValueError(
+            "the encoder and the decoder must have one dim, got "
+            f"{encoder.config.dim} and {decoder.config.dim}."
+        )
     theirs = nn.Transformer(
         decoder.config.dim,
         decoder.config.heads,
@@ -338,8 +411,3 @@ def _build_transformer(encoder: Encoder, decoder: Decoder) -> nn.Transformer:
     # Not earlier: PyTorch draws the weights of stacks that it is given anew.
     theirs.encoder, theirs.decoder = to_torch(encoder), to_torch(decoder)  # type: ignore[assignment]
     return theirs.train(decoder.training)
-
-
-def _factory(module: nn.Module) -> dict[str, Any]:
-    weight: torch.Tensor = next(module.parameters())
-    return {"device": weight.device, "dtype": weight.dtype}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from transformers_hw.pretrained.weights import FLOATS, WeightsError, printable
+from transformers_hw.pretrained.weights import FLOATS, WeightsError, listed, printable
 
 # Greatest difference of the outputs, relative to the largest of them. In 32 bits, the
 # same model of 24 layers written in two ways differs by 3e-7.
@@ -60,14 +60,17 @@ def verify(
     origin: str,
     *,
     single: bool = False,
+    buffers: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Raise unless both models compute the same.
 
-    Both run once, in evaluation mode and without gradients, with the module's own
-    matrices; half precision is widened to 32 bits. Vectors, and what is zero, are drawn
-    anew for the comparison: norms and biases of a model that was not trained are ones
-    and zeros, which would hide where they are applied. The module is left as it was,
-    and so are the global random numbers. It must not be used elsewhere meanwhile.
+    Both run in evaluation mode and without gradients, with the module's own matrices;
+    half precision is widened to 32 bits. Vectors, and rows of zeros, are drawn anew for
+    the comparison, and shorter rows of a matrix are scaled to length one: a model that
+    was not trained has norms of one, biases of zero and matrices so small that its
+    activations and scores are next to zero, which would hide what is done to them. The
+    module is left as it was, and so are the global random numbers. It must not be used
+    elsewhere meanwhile.
 
     Args:
         load: Loads such tensors, by their names, into our model, and returns it.
@@ -77,6 +80,7 @@ def verify(
         origin: What the module must be, for error messages.
         single: Whether the module computes in 32 bits in places, whatever its weights
             are.
+        buffers: What stands in for some of its buffers that are not among `tensors`.
 
     Raises:
         WeightsError: If outputs differ, or the module cannot be run.
@@ -94,8 +98,7 @@ def verify(
         # Weights that are shared stay shared.
         key = (x.data_ptr(), x.shape, x.stride())
         if key not in drawn:
-            hides = x.dim() < 2 or not x.any()
-            drawn[key] = draw.numbers(*x.shape) if hides else x.detach().to(dtype)
+            drawn[key] = _visible(x.detach().to(dtype), draw)
         return drawn[key]
 
     state = {name: replaced(x) for name, x in floats.items()}
@@ -106,6 +109,13 @@ def verify(
         for last in (*part._parameters, *part._buffers)
         if (name := f"{prefix}.{last}".lstrip(".")) in state
     }
+    own |= buffers or {}
+    rounded = [
+        name
+        for name, x in module.named_buffers()
+        if x.dtype in FLOATS[:2] and name not in own
+    ]
+    hint = f" Its buffers {listed(rounded)} are rounded." if rounded else ""
 
     def theirs(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -118,11 +128,27 @@ def verify(
 
     with _undisturbed(module, device):
         for what, found, wanted in compare(load(state), theirs, draw):
-            _check(what, found, wanted, tolerance, origin)
+            _check(what, found, wanted, tolerance, origin, hint)
+
+
+def _visible(x: Tensor, draw: Draw) -> Tensor:
+    """Return numbers that are large enough to show what is done to them."""
+    if x.dim() < 2:
+        return draw.numbers(*x.shape)
+    # A row has the weights of one output, or is one of a list of embeddings.
+    axes = tuple(range(1, x.dim())) if len(x) > 1 else -1
+    length = torch.linalg.vector_norm(x, dim=axes, keepdim=True)
+    x = x / length.clamp(max=1.0)
+    return x if length.all() else x.where(length > 0.0, draw.numbers(*x.shape))
 
 
 def _check(
-    what: str, found: Tensor, wanted: Tensor, tolerance: float, origin: str
+    what: str,
+    found: Tensor,
+    wanted: Tensor,
+    tolerance: float,
+    origin: str,
+    hint: str,
 ) -> None:
     if found.shape != wanted.shape:
         raise WeightsError(
@@ -136,7 +162,7 @@ def _check(
         raise WeightsError(
             f"module must be {origin}, but its {what}, up to {size:.3g}, and those of "
             f"the converted model differ by {difference:.3g}: it computes something "
-            "that its weights and settings do not tell."
+            f"that its weights and settings do not tell.{hint}"
         )
 
 

@@ -95,7 +95,7 @@ class WeightsFile:
         self.path = Path(path)
         if self.path.suffix != ".safetensors":
             raise WeightsError(
-                f"{self.path} must be a .safetensors file: others can run code when "
+                f"{shown(path)} must be a .safetensors file: others can run code when "
                 "they are read."
             )
 
@@ -105,14 +105,15 @@ class WeightsFile:
             with self.path.open("rb") as file:
                 (header,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
             if header > MOST_HEADER_BYTES:
-                raise WeightsError(
-                    f"{self.path} cannot be read as safetensors: its header must take "
-                    f"at most {MOST_HEADER_BYTES} bytes, got {header}."
+                raise ValueError(
+                    f"its header must take at most {MOST_HEADER_BYTES} bytes, got "
+                    f"{header}."
                 )
             self._file = library.safe_open(self.path, "pt")
-        except (OSError, library.SafetensorError) as error:
+        # A ValueError also if the path contains a null character.
+        except (OSError, ValueError, library.SafetensorError) as error:
             raise WeightsError(
-                f"{self.path} cannot be read as safetensors: {printable(error)}"
+                f"{shown(self.path)} cannot be read as safetensors: {printable(error)}"
             ) from error
         names = self._file.keys()
         if len(names) > MOST_TENSORS:
@@ -159,6 +160,11 @@ def printable(text: object, most: int = 200) -> str:
     cut = str(text)[: most + 1]
     safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
     return safe if len(safe) <= most else f"{safe[:most]}…"
+
+
+def shown(path: str | Path) -> str:
+    """Return a path, safe to print."""
+    return printable(Path(path), 4096)
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:
