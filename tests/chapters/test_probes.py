@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -44,6 +45,7 @@ from transformers_hw.transformer import DecoderCache, Encoder, Transformer
 from transformers_hw.vision_transformer import PatchEmbedding, VisionTransformer
 
 DOUBLE = {"dtype": torch.float64}
+SDPA = F.scaled_dot_product_attention
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
@@ -507,9 +509,99 @@ def test_attention_that_cannot_be_captured_is_refused_by_name():
     with pytest.raises(ValueError, match=wanted), capture_weights(model):
         model(tokens())
     assert hooks(model) == 0
+    for run in (lambda: None, lambda: model.forward(tokens())):
+        wanted = "nothing was captured: no layer of OwnSoftmax was called"
+        with (
+            pytest.warns(UserWarning, match=wanted) as warned,
+            capture_weights(model) as weights,
+        ):
+            run()
+        assert weights == {}
+        assert [Path(one.filename) for one in warned] == [Path(__file__)]
+
+
+class OwnAttention(OwnSoftmax):
+    pass
+
+
+def test_attention_that_is_missed_beside_some_that_is_captured_is_named():
+    x = tokens()
+    parts = [Attending(), *(OwnAttention() for _ in range(5))]
+    model = nn.Sequential(*parts)
+    missed = "none from 2 .OwnAttention., 3 .OwnAttention., 4 .OwnAttention. and 1 more"
+    with (
+        pytest.warns(UserWarning, match=missed) as warned,
+        capture_weights(model) as weights,
+    ):
+        nn.Sequential(model[0], model[2:])(x)  # model[1] does not run.
+    assert list(weights) == ["0.inner"]
+    assert [Path(one.filename) for one in warned] == [Path(__file__)]
+    # What holds recorded attention, or is part of it, is not missed.
+    holder = OwnAttention()
+    holder.inner = Attending()
+    holder.forward = holder.inner.forward
+    layer = Attends()
+    layer.bias = OwnAttention()
+    with capture_weights(nn.ModuleList([holder, layer])) as weights:
+        holder(x)
+        layer(x, x, layer.bias(x))
+    assert list(weights) == ["0.inner.inner", "1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "captured", "missed"),
+    [
+        ("cait_xxs24_224", 2, "none from blocks.0.attn .TalkingHeadAttn., blocks.1"),
+        ("deit_tiny_patch16_224", 3, None),
+        ("beit_base_patch16_224", 3, None),
+        ("eva02_tiny_patch14_224", 3, None),
+    ],
+)
+@torch.no_grad()
+def test_only_models_of_timm_that_are_captured_in_part_warn(name, captured, missed):
+    sizes = {"img_size": 28, "patch_size": 14, "embed_dim": 24, "depth": 3}
+    model = timm.create_model(name, num_heads=2, **sizes).eval()
+    warns = pytest.warns(UserWarning, match=missed) if missed else nullcontext()
+    with warns, capture_weights(model) as weights:
+        model(torch.rand(2, 3, 28, 28))
+    assert calls(weights) == [1] * captured
+
+
+@pytest.mark.parametrize("package", ["abcnet", "typing_more.layers", "builtins2"])
+def test_packages_are_known_by_their_whole_names(package):
+    parts = {"__module__": package, "forward": lambda _, x: SDPA(x, x, x)}
+    made: Any = type("Layer", (nn.Module,), parts)
+    model, x = nn.Sequential(made(), made()), tokens()
     with capture_weights(model) as weights:
-        pass  # A model that does not run has nothing to be refused for.
-    assert weights == {}
+        model(x)
+    assert (list(weights), calls(weights)) == (["0", "1"], [1, 1])
+
+
+class Encodes(nn.Module):
+    """Attends in a method that is not `forward`, and holds another that does."""
+
+    def __init__(self, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def encode(self, x: Tensor) -> Tensor:
+        if isinstance(self.inner, Encodes):
+            x = self.inner.encode(x)
+        return SDPA(x, x, x)
+
+
+def test_attention_in_other_methods_is_recorded():
+    model, x = Encodes(Encodes()), tokens()
+    with capture_weights(model) as weights:
+        y = model.encode(x)
+        SDPA(y, y, y)  # Not the model's.
+    assert (list(weights), calls(weights)) == (["inner", ""], [1, 1])
+    assert_same(weights["inner"][0] @ x, SDPA(x, x, x))
+    assert_same(model.encode(x), y)
+    ours = Transformer(11, dim=12, heads=3, hidden_dim=17, depth=2, **DOUBLE)
+    with capture_weights(ours) as weights:
+        ours.encode(torch.randint(1, 11, (2, 7)))
+    assert calls(weights) == [1, 1]
 
 
 # --- attention_rollout -------------------------------------------------------------
@@ -850,6 +942,33 @@ def test_weights_of_many_kinds_of_models_are_shown():
         assert (layer[4] - last[2].reshape(6, 6)).abs().max() < 1e-5
 
 
+@torch.no_grad()
+def test_weights_within_windows_are_not_drawn_over_the_whole_image():
+    sizes = {"img_size": 56, "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2)}
+    model = timm.create_model("swin_tiny_patch4_window7_224", **sizes).eval()
+    images = torch.rand(2, 3, 56, 56)
+    with capture_weights(model) as weights:
+        model(images)
+    counts = [len(layer) for (layer,) in weights.values()]
+    assert counts == [8, 8, 2, 2]
+    windowed = "layers.0.blocks.0.attn must have batch size 2, as inputs, got 8"
+    for layers in (None, "layers.0", "layers.1"):
+        with pytest.raises(ValueError, match=windowed):
+            show(weights, images, sample=1, layers=layers)
+    other = "layers.1.blocks.0.attn must have batch size 8, as weights of layers.0.bl"
+    with pytest.raises(ValueError, match=other):
+        show(weights, images[0])
+    with pytest.raises(ValueError, match=r"\(8, heads, 49, 49\), got shape \(2, 2"):
+        attention_rollout(weights)
+    # At the end, one window is the whole image.
+    last = {name: x for name, x in weights.items() if "layers.1" in name}
+    view = show(last, images, sample=1)
+    assert repr(view) == "AttentionView(2 layers, 49 queries, 49 keys)"
+    # Layers of other lengths, such as those for a text, may have other batches.
+    both = {**last, "text": [softmaxed(3, 1, 5, 5)]}
+    assert repr(show(both, images, layers="layers")) == repr(view)
+
+
 def test_layers_and_heads_are_chosen_by_name_or_index():
     weights = {f"{part}.{i}": [softmaxed(1, 3, 5, 5)] for part in "ab" for i in (0, 1)}
     words = ["one", "two", "three", "four", "<five>"]
@@ -960,6 +1079,24 @@ def distance(n: int, grid: Any = (2, 3), **options: Any) -> Tensor:
         lambda: rollout((2, 3, 5, 5), (2, 3, 7, 7)),
         ValueError,
         "(2, heads, 5, 5), got shape (2, 3, 7, 7)",
+    ),
+    (
+        "windows",
+        lambda: rollout((8, 1, 9, 9), (2, 1, 9, 9)),
+        ValueError,
+        "(8, heads, 9, 9), got shape (2, 1, 9, 9)",
+    ),
+    (
+        "batches of images",
+        lambda: shown([EVEN[:, :, :4]], GRAY[None], torch.rand(2, 1, 5, 5)),
+        ValueError,
+        "context must have batch size 1, as inputs, got 2",
+    ),
+    (
+        "batches of layers",
+        lambda: shown([EVEN, EVEN[:1]], GRAY),
+        ValueError,
+        "weights of layer 1 must have batch size 2, as weights of layer 0, got 1",
     ),
     ("no maps", lambda: shown([], GRAY), ValueError, "for each layer, got none"),
     ("a tensor", lambda: shown(EVEN, GRAY), TypeError, "recorded, or a … got torch.fl"),

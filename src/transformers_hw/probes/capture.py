@@ -1,8 +1,10 @@
 """Record the attention weights of a model while it runs."""
 
+import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from inspect import signature
+from inspect import currentframe, signature
 from typing import Any
 
 import torch
@@ -12,8 +14,8 @@ from torch import Tensor, nn
 from transformers_hw._engine.recording import AttentionRecorder
 from transformers_hw._engine.shapes import checked
 
-# Where classes are defined that attend only through layers that give their weights.
-KNOWN = ("torch.", "transformers_hw.", "builtins", "typing", "abc")
+# Packages whose classes attend only through layers that give their weights.
+KNOWN = {"torch", "transformers_hw", "builtins", "typing", "abc"}
 
 
 @contextmanager
@@ -36,7 +38,12 @@ def capture_weights(
     [`nn.MultiheadAttention`][torch.nn.MultiheadAttention] is read, the weights are
     computed from its queries, keys and masks, and the call goes on as it is. This
     covers timm, torchvision and Hugging Face's default, `attn_implementation="sdpa"`.
-    Code that multiplies by its own softmax, or calls another kernel, is not covered.
+    Code that multiplies by its own softmax, or calls another kernel, is not covered; a
+    warning names the modules that this concerns, if their classes have attention in
+    their names.
+
+    The model may also run through another method, as in `model.encode(x)`. Layers that
+    return their weights must be called themselves.
 
     The model's output is the same as outside the block, up to rounding and the random
     draws of dropout. Compiled modules run uncompiled. The hooks are removed when the
@@ -57,6 +64,10 @@ def capture_weights(
         TypeError: If `model` is not a module.
         ValueError: If it contains no such layer, or, at the end of the block, if it ran
             without any attention that could be captured.
+
+    Warns:
+        UserWarning: At the end of the block, if nothing was called that could be
+            captured, or only some of the modules that are named like attention were.
 
     Examples:
         >>> from transformers_hw.transformer import Encoder
@@ -106,6 +117,19 @@ def capture_weights(
             'loaded with attn_implementation="sdpa"; a model that computes its own '
             "softmax may return its weights if asked, which probes.show takes as well."
         )
+    if not captured:
+        warnings.warn(
+            f"nothing was captured: no layer of {type(model).__name__} was called "
+            "within the block, except through methods that compute their own softmax.",
+            stacklevel=3,
+        )
+    elif missed := _missed({**layers, **others}, called, captured):
+        more = f" and {len(missed) - 3} more" * (len(missed) > 3)
+        warnings.warn(
+            "modules that are named like attention must attend through PyTorch's "
+            f"functions to be captured, got none from {', '.join(missed[:3])}{more}.",
+            stacklevel=3,
+        )
 
 
 def _gives_weights(module: nn.Module) -> bool:
@@ -124,8 +148,26 @@ def _others(model: nn.Module, layers: dict[str, nn.Module]) -> dict[str, nn.Modu
         for name, module in model.named_modules()
         if id(module) not in inner
         if isinstance(module, nn.MultiheadAttention)
-        or not all(base.__module__.startswith(KNOWN) for base in type(module).__mro__)
+        or not {base.__module__.split(".")[0] for base in type(module).__mro__} <= KNOWN
     }
+
+
+def _missed(
+    modules: dict[str, nn.Module], called: set[str], captured: dict[str, list[Tensor]]
+) -> list[str]:
+    """Return the modules that are named like attention, ran, and recorded nothing.
+
+    One that holds a recorded module, or is part of one, is not missed.
+    """
+    recorded = {modules[name] for name in captured}
+    parts = {part for module in recorded for part in module.modules()}
+    return [
+        f"{name} ({type(module).__name__})"
+        for name, module in modules.items()
+        if name in called
+        if re.search("attn|attention", type(module).__name__, re.IGNORECASE)
+        if module not in parts and recorded.isdisjoint(module.modules())
+    ]
 
 
 def _request_and_record(
@@ -157,35 +199,40 @@ def _record_others(
     hooks: ExitStack,
 ) -> set[str]:
     """Record what PyTorch's functions attend to; return the names that are called."""
-    running: list[str] = []
+    names = {id(module): name for name, module in others.items()}
     called: set[str] = set()
 
     def record(weights: Tensor) -> None:
-        if running and running[-1] not in layers:
-            weights = _unpacked(weights, others[running[-1]])
-            captured.setdefault(running[-1], []).append(weights)
+        name = _caller(names)
+        if name is not None and name not in layers:
+            weights = _unpacked(weights, others[name])
+            captured.setdefault(name, []).append(weights)
 
-    def enter_and_leave(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
-        def enter(*_: object) -> None:
-            running.append(name)
-            called.add(name)
-
-        def leave(*_: object) -> None:
-            running.pop()
-
-        return enter, leave
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: called.add(name)
 
     for name, module in others.items():
-        enter, leave = enter_and_leave(name)
         if isinstance(getattr(module, "fused_attn", None), bool):
             # timm's flag: whether a layer calls PyTorch's function.
             hooks.callback(setattr, module, "fused_attn", module.fused_attn)
             module.fused_attn = True  # pyright: ignore[reportArgumentType]
-        # First in, so that whatever fails afterwards is left again.
-        hooks.enter_context(module.register_forward_pre_hook(enter, prepend=True))
-        hooks.enter_context(module.register_forward_hook(leave, always_call=True))
+        hooks.enter_context(module.register_forward_pre_hook(note(name)))
     hooks.enter_context(AttentionRecorder(record))
     return called
+
+
+def _caller(names: dict[int, str]) -> str | None:
+    """Return the name of the innermost module that is running, in any method.
+
+    A hook sees only calls of the module; the stack also shows other methods.
+    """
+    frame = currentframe()
+    while frame is not None:
+        name = names.get(id(frame.f_locals.get("self")))
+        if name is not None:
+            return name
+        frame = frame.f_back
+    return None
 
 
 def _unpacked(weights: Tensor, module: nn.Module) -> Tensor:

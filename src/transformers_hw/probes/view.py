@@ -247,8 +247,9 @@ def show(
     Raises:
         TypeError: If weights are not floating-point tensors, or inputs are neither a
             tensor nor texts.
-        ValueError: If shapes do not fit, a layer was called more than once, nothing is
-            left to show, or the page would exceed 32 MB.
+        ValueError: If shapes do not fit, batch sizes differ (as those of windows do), a
+            layer was called more than once, nothing is left to show, or the page would
+            exceed 32 MB.
 
     Examples:
         >>> from transformers_hw import VisionTransformer
@@ -280,6 +281,8 @@ def show(
                 f"{chosen[0]}, got shape {tuple(given[name].shape)}; "
                 "layers selects which to show."
             )
+    alike = [name for name, x in samples.items() if x.shape[-2:] == (queries, keys)]
+    _check_batch({n: given[n] for n in alike}, {"inputs": inputs, "context": context})
     if context is None and queries != keys:
         raise ValueError(
             "weights must be square unless context is given, "
@@ -325,6 +328,25 @@ def _by_name(
                 f"weights of {name} must be a floating-point tensor, got {describe(x)}."
             )
     return named
+
+
+def _check_batch(weights: Mapping[str, Tensor], inputs: Mapping[str, object]) -> None:
+    """Raise unless weights, and images in a batch, have one batch size.
+
+    They differ if layers attend within windows, which are then stacked as samples.
+    """
+    batches = {
+        n: x for n, x in inputs.items() if isinstance(x, Tensor) and x.dim() == 4
+    }
+    # Weights with five axes are the same for all samples.
+    batches |= {f"weights of {n}": x for n, x in weights.items() if x.dim() != 5}
+    for name, x in batches.items():
+        first, other = next(iter(batches.items()))
+        if len(x) != len(other):
+            raise ValueError(
+                f"{name} must have batch size {len(other)}, as {first}, got {len(x)}; "
+                "weights within windows of an image cannot be shown."
+            )
 
 
 def _of_sample(name: str, x: Tensor, sample: int) -> Tensor:
