@@ -32,6 +32,7 @@ from transformers_hw._engine.arguments import (
     check_scale,
     check_sizes,
     check_softcap,
+    check_window,
 )
 from transformers_hw._engine.kernels import (
     LARGE_SCALE,
@@ -179,6 +180,7 @@ def dot_product_attention(
     beta = _scale(scale, query)
     check_softcap(softcap, beta)
     if window is not None or sinks:
+        check_window(window, sinks)
         near = {"causal": causal, "window": window, "sinks": sinks}
         if not return_weights and in_blocks(query, key, mask, bias, window, sinks):
             options = {"scale": beta, "softcap": softcap, "dropout": dropout}
@@ -244,6 +246,7 @@ def attention_weights(
     beta = _scale(scale, query)
     check_softcap(softcap, beta)
     if causal or window is not None or sinks:
+        check_window(window, sinks)
         near = {"causal": causal, "window": window, "sinks": sinks}
         mask = _within(mask, query, key, **near)
     with autocast_off(query):
@@ -448,7 +451,7 @@ def padding_mask(
 def _scale(scale: float | None, query: Tensor) -> float:
     if scale is not None:
         check_scale("scale", scale)
-        return scale
+        return float(scale)
     if not query.shape[-1]:
         raise ValueError(f"query must have a width, got shape {tuple(query.shape)}.")
     return 1.0 / math.sqrt(query.shape[-1])
@@ -465,8 +468,6 @@ def _within(
 ) -> Tensor | None:
     sizes, device = (query.shape[-2], key.shape[-2]), query.device
     if window is None:
-        if sinks:
-            raise ValueError(f"sinks={sinks} needs a window, got none.")
         return intersect(mask, causal_mask(*sizes, device=device))
     near = window_mask(*sizes, window=window, causal=causal, sinks=sinks, device=device)
     return intersect(mask, near)

@@ -117,8 +117,10 @@ class KeyValueCache:
             raise ValueError("the cache must hold keys and values, got an empty one.")
         return self._key[:, :, : self._stored], self._value[:, :, : self._stored]
 
+    @checked
     def select(self, rows: Int[Tensor, " chosen"]) -> None:
         """Reorder the batch; beam search repeats some rows and drops others."""
+        rows = rows.long()  # bytes would be a mask
         if self._key is not None and self._value is not None:
             self._key, self._value = self._key[rows], self._value[rows]
 
@@ -126,8 +128,8 @@ class KeyValueCache:
         """Take the columns of stored tokens from a mask or bias of all tokens."""
         if mask is None or self._stored == self.length or mask.shape[-1] == 1:
             return mask
-        recent = self._stored - self.sinks
-        return torch.cat([mask[..., : self.sinks], mask[..., -recent:]], dim=-1)
+        recent = self.length - (self._stored - self.sinks)
+        return torch.cat([mask[..., : self.sinks], mask[..., recent:]], dim=-1)
 
     def _forget(self) -> None:
         """Drop what the next token cannot see."""
@@ -418,11 +420,15 @@ class MultiHeadAttention(nn.Module):
         source = query if context is None else context
         contents = source if values is None else values
         start = 0 if cache is None or context is not None else cache.length
+        keys = start + source.shape[1]
         if padding_mask is not None:
-            keys = start + source.shape[1]
             check_shape("padding_mask", padding_mask, query.shape[0], keys)
             if cache is None:
                 warn_if_all_is_padding(padding_mask)
+        if cache is not None:  # before it takes the new tokens
+            for name, x in (("mask", mask), ("bias", bias)):
+                if x is not None and x.shape[-1] != 1:
+                    check_shape(name, x, "...", keys)
         if cache is not None and cache.window is not None:
             self._check_memory(cache)
         turn = None if rotary is None else partial(rotary, start=start)
@@ -501,7 +507,8 @@ class MultiHeadAttention(nn.Module):
                 )
             return cache.read()
         if padding_mask is not None:
-            padding = rearrange(~padding_mask[:, -source.shape[1] :], "b k -> b k 1")
+            new = padding_mask.shape[1] - source.shape[1]
+            padding = rearrange(~padding_mask[:, new:], "b k -> b k 1")
             shared, source = contents is source, source.masked_fill(padding, 0.0)
             contents = source if shared else contents.masked_fill(padding, 0.0)
         key = self._prepared(source, self.key_proj, self.key_norm, turn)

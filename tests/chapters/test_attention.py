@@ -1173,6 +1173,18 @@ def test_causal_attention_compiles_for_any_number_of_queries_and_keys(options):
 
 
 @pytest.mark.unhooked
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"return_weights": True}])
+def test_a_mask_of_numbers_is_never_added_while_torch_compiles(options):
+    torch.compiler.reset()
+    attend = torch.compile(dot_product_attention, backend="eager")
+    query, mask = torch.randn(5, 8), torch.ones(5, 5).tril()
+    with pytest.raises(
+        (TypeError, torch._dynamo.exc.TorchRuntimeError), match=r"mask|~"
+    ):
+        attend(query, query, query, mask=mask, **options)
+
+
+@pytest.mark.unhooked
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_windows_compile_and_export_for_lengths_that_eager_code_cuts_into_blocks(
     softcap,
@@ -1285,6 +1297,9 @@ def attend(**changes: Any) -> Any:
      ValueError, "dropout must be in [0, 1), got 1.0."),
     ("a window of nothing", lambda: attend(window=0),
      ValueError, "window must be a positive integer, got 0."),
+    ("half a window on a long text",
+     lambda: dot_product_attention(*torch.zeros(3, 999, 7), window=2.5),
+     ValueError, "window must be a positive integer, got 2.5."),
     ("sinks without a window", lambda: attend(sinks=2, causal=True),
      ValueError, "sinks=2 needs a window, got none."),
     ("a negative number of sinks", lambda: attend(window=2, sinks=-1),

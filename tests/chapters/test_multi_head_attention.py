@@ -531,6 +531,17 @@ def test_a_cache_selects_rows_and_refuses_strangers():
         cache.append(key, value)
 
 
+@pytest.mark.unhooked
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_rows_of_a_cache_are_numbers_never_a_mask(dtype):
+    cache = KeyValueCache()
+    key, value = torch.randn(2, H, 4, 5), torch.randn(2, H, 4, 7)
+    cache.append(key, value)
+    cache.select(torch.tensor([1, 1], dtype=dtype))
+    assert torch.equal(cache.read()[0], key[[1, 1]])
+    assert torch.equal(cache.read()[1], value[[1, 1]])
+
+
 # Shared keys and values, normalized queries and keys, windows
 
 
@@ -611,6 +622,40 @@ def test_a_mask_of_one_column_is_for_whatever_a_cache_has_kept(seen):
     blind = layer.output_proj.bias.expand(B, 9, 12)
     whole = layer(x, causal=True) if seen else blind
     assert torch.allclose(torch.cat(steps, dim=1), whole, **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["mask", "bias"])
+@pytest.mark.parametrize("window", [2, None])
+def test_a_mask_of_another_length_is_refused_before_a_cache_takes_tokens(window, kind):
+    layer = MultiHeadAttention(12, H, window=window, dtype=F64)
+    cache, x = KeyValueCache(window=window), tokens(B, 13, 12)
+    options = {"causal": True, "cache": cache}
+    for t in range(12):
+        layer(x[:, [t]], **options)
+    dtype = torch.bool if kind == "mask" else F64
+    for keys in (0, 2, 3, 12, 14, 999):
+        wrong = {kind: torch.ones(1, keys, dtype=dtype)}
+        with pytest.raises(ValueError, match=rf"{kind} must be \(..., 13\), got"):
+            layer(x[:, [12]], **options, **wrong)
+    assert cache.length == 12
+    right = {kind: torch.ones(1, 13, dtype=dtype)}
+    found = layer(x[:, [12]], **options, **right)
+    assert_close(found, layer(x, causal=True)[:, [12]], **EXACT)
+
+
+@pytest.mark.parametrize("window", [1, 3, None])
+def test_no_query_gives_no_output_and_leaves_a_cache_as_it_was(window):
+    sinks = 0 if window is None else 2
+    layer = MultiHeadAttention(12, H, window=window, sinks=sinks, dtype=F64)
+    x, real = tokens(B, 9, 12), torch.ones(B, 9, dtype=torch.bool)
+    real[1, :3] = False
+    cache, steps = KeyValueCache(window=window, sinks=sinks), []
+    for t in range(9):
+        for here in (slice(t, t), slice(t, t + 1)):
+            masks = {"causal": True, "padding_mask": real[:, : here.stop]}
+            steps.append(layer(x[:, here], **masks, cache=cache))
+    whole = layer(x, causal=True, padding_mask=real)
+    assert_close(torch.cat(steps, dim=1), whole, **EXACT)
 
 
 @pytest.mark.parametrize("step", [1, 150])
@@ -708,6 +753,8 @@ LAYER, X = MultiHeadAttention(12, 3), torch.zeros(2, 5, 12)
      ValueError, "the cache must keep a window of None and 0 sinks, as the layer … 4"),
     ("a cache without a window", lambda: KeyValueCache(window=0),
      ValueError, "window must be a positive integer, got 0."),
+    ("a mask for rows", lambda: KeyValueCache().select(torch.tensor([True, False])),
+     TypeError, "rows must be a tensor of integers, got torch.bool."),
     ("tokens without a batch", lambda: LAYER(X[0]),
      ValueError, "query must be (b, q, 12), got shape (5, 12)."),
     ("a context for another batch", lambda: LAYER(X, torch.zeros(3, 7, 12)),

@@ -683,6 +683,18 @@ def test_buckets_are_t5s(buckets, distance, causal):
     assert torch.equal(bias[:, 3, 5] * 0 + bias[:, 1, 5], expected)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_the_farthest_keys_share_the_last_bucket(dtype, causal):
+    positions = BucketedPositions(3, buckets=8, max_distance=20, causal=causal)
+    limits = torch.iinfo(dtype)
+    ahead = torch.tensor([limits.min, limits.max, -3, 0, 3], dtype=dtype)
+    theirs = T5Attention._relative_position_bucket(
+        torch.tensor([-1000, 1000, -3, 0, 3]), not causal, 8, 20
+    )
+    assert torch.equal(positions.bucket(ahead), theirs)
+
+
 def test_an_encoding_shows_its_width_and_suits_its_device():
     shown = repr(SinusoidalPositions(4, base=100.0))
     assert shown == "SinusoidalPositions(4, combine='add', base=100)"

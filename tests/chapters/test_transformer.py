@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from bad_calls import assert_refused, bad_calls
 from timm import layers as timm_layers
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.generation import logits_process
@@ -212,6 +213,20 @@ def test_rms_norm_fixes_the_size_of_a_token_and_keeps_its_direction():
 
 
 # --- the feed-forward network ------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_half_precision_square_in_float32(dtype):
+    x, weight, bias = (torch.randn(n, 7).to(dtype) for n in (5, 1, 1))
+    x, weight, bias = 300 * x, weight[0], bias[0]  # 300 squared is beyond float16
+    wide = [a.double() for a in (x, weight, bias)]
+    near = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 2 * torch.finfo(dtype).eps}
+    for found, wanted in (
+        (layer_norm(x, weight, bias), F.layer_norm(wide[0], (7,), *wide[1:])),
+        (rms_norm(x, weight), F.rms_norm(wide[0], (7,), wide[1], 1e-5)),
+    ):
+        assert found.dtype == dtype
+        assert torch.allclose(found.double(), wanted, **near)
 
 
 @pytest.mark.question("eth-2b")
@@ -1436,6 +1451,37 @@ def test_a_nucleus_that_reaches_p_exactly_is_full():
     assert int(by_hugging_face(logits, top_p=0.5).isfinite().sum()) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
+@pytest.mark.parametrize("p", [1e-50, 1e-8, 0.3])
+def test_the_likeliest_token_is_always_kept(p, dtype):
+    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 5.5]], dtype=dtype)
+    kept = filtered_logits(logits, top_p=p).isfinite()
+    assert kept.tolist() == [[False, False, True]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-50, 1e-38, 1e-4, 0.7, 1e4, 1e300])
+def test_any_temperature_gives_probabilities(temperature, dtype):
+    logits = (100 * torch.randn(5, 7)).to(dtype)
+    logits[1, 2:4] = -math.inf
+    exact = logits.double()
+    gaps = exact - exact.amax(-1, keepdim=True)
+    wanted = (gaps / temperature).softmax(-1)
+    found = filtered_logits(logits, temperature=temperature)
+    assert torch.allclose(found.softmax(-1).double(), wanted, rtol=1e-4, atol=1e-30)
+    assert (found[1, 2:4] == -math.inf).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_nucleus_of_many_tokens_is_that_of_float64(dtype):
+    logits = (3 * torch.randn(50_000)).to(dtype)
+    p = logits.double().softmax(-1).sort(descending=True).values
+    wanted = int((p.cumsum(-1) < 0.9).sum()) + 1
+    # Sums of many small numbers in float32 are good to five digits.
+    found = int(filtered_logits(logits, top_p=0.9).isfinite().sum())
+    assert found == pytest.approx(wanted, abs=2)
+
+
 def test_equal_logits_are_kept_or_dropped_together_by_top_k():
     logits = torch.tensor([1.0, 3.0, 2.0, 2.0, 0.0])
     kept = filtered_logits(logits, top_k=2).isfinite()
@@ -1508,11 +1554,73 @@ def test_label_smoothing_leaves_padding_out_of_everything():
     assert same(whole, F.cross_entropy(rows, answers, label_smoothing=0.2))
 
 
+@pytest.mark.parametrize("padding", [0, 3, 6])
+@pytest.mark.parametrize("ruled_out", [-1e9, -math.inf])
+def test_a_model_may_rule_padding_out(ruled_out, padding):
+    logits, targets = torch.randn(3, 5, 7), torch.arange(15).view(3, 5) % 7
+    logits[..., padding] = ruled_out
+    logits.requires_grad_()
+    options = {"smoothing": 0.2, "padding_token": padding}
+    found = label_smoothing_loss(logits, targets, **options)
+    # What is left is a loss over six classes, of the targets that are real.
+    others = [c for c in range(7) if c != padding]
+    rows = logits.detach().double()[..., others][targets != padding]
+    answers = targets[targets != padding]
+    answers = answers - (answers > padding).long()
+    wanted = F.cross_entropy(rows, answers, label_smoothing=0.2)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
+    gradient = torch.autograd.grad(found, logits)[0]
+    assert gradient.isfinite().all()
+    assert (gradient[..., padding] == 0).all()
+
+
+def test_without_smoothing_other_classes_may_be_ruled_out():
+    logits, targets = torch.randn(5, 7), torch.tensor([1, 2, 3, 4, 6])
+    logits[0, 5] = logits[2, 0] = -math.inf
+    logits.requires_grad_()
+    given = {"smoothing": 0.0, "padding_token": None}
+    ours = label_smoothing_loss(logits, targets, **given)
+    theirs = F.cross_entropy(logits, targets)
+    assert torch.allclose(ours, theirs)
+    gradients = (torch.autograd.grad(x, logits)[0] for x in (ours, theirs))
+    assert torch.allclose(*gradients, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_loss_of_half_precision_is_that_of_its_numbers(dtype):
+    logits, targets = torch.randn(50, 900).to(dtype), torch.randint(1, 900, (50,))
+    exact = label_smoothing_loss(logits.double(), targets)
+    assert label_smoothing_loss(logits, targets).item() == pytest.approx(exact.item())
+
+
 def test_the_loss_of_nothing_but_padding_is_zero():
     logits = randn(2, 3, 7)
     loss = label_smoothing_loss(logits, torch.zeros(2, 3, dtype=torch.int64))
     assert loss.item() == 0.0
     assert (torch.autograd.grad(loss, logits)[0] == 0).all()
+    # A vocabulary of padding alone has no other targets.
+    assert label_smoothing_loss(randn(2, 1), torch.tensor([0, 0])).item() == 0.0
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's kernel
+def test_gradients_by_sample_are_those_of_one_sample_at_a_time():
+    model, tokens = language_model(**LLAMA), texts()
+    tokens[1, 7:] = 0  # padding
+    weights = {name: x.detach() for name, x in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], text: Tensor) -> Tensor:
+        padding_mask = (text != 0)[None, :-1]
+        given = {"padding_mask": padding_mask}
+        (logits,) = functional_call(model, weights, (text[None, :-1],), given)
+        return label_smoothing_loss(logits, text[1:])
+
+    together = vmap(grad(loss), in_dims=(None, 0))(weights, tokens)
+    for i, text in enumerate(tokens):
+        model.zero_grad()
+        loss(dict(model.named_parameters()), text).backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            assert same(together[name][i], parameter.grad)
 
 
 def test_the_learning_rate_rises_to_the_warm_up_and_falls_as_the_papers():
@@ -1630,6 +1738,8 @@ rate: Any = transformer_learning_rate
     ("batch", lambda: model()(ids(2, 5), ids(3, 3)), ValueError, "must be (2, t)"),
     ("no length", lambda: generate(max_length=0), ValueError, "max_length must … 0"),
     ("begin", lambda: generate(begin=17), ValueError, "begin must be a token from 0"),
+    ("T5", lambda: generate(begin=0), ValueError, "begin must not be the padding … 0"),
+    ("endless", lambda: generate(end=0), ValueError, "end must not be the padding … 0"),
     ("segments", lambda: bert(num_segments=0), ValueError, "num_segments must … 0"),
     ("long text", lambda: bert()(ids(2, 6)), ValueError, "5 positions … 6"),
     ("ids", lambda: bert()(17 * ids(2, 5)), ValueError, "tokens must be … 17 to 17"),
@@ -1726,6 +1836,9 @@ rate: Any = transformer_learning_rate
     ),
     ("the end", lambda: write(end=17), ValueError, "end must be a token from 0 to 16"),
     ("cold", lambda: write(temperature=-1.0), ValueError, "temperature … got -1.0"),
+    ("greedy k", lambda: write(temperature=0.0, top_k=-3), ValueError, "top_k … -3"),
+    ("greedy p", lambda: write(temperature=0.0, top_p=7), ValueError, "(0, 1], got 7"),
+    ("never", lambda: write(steps=0, top_p=7), ValueError, "(0, 1], got 7"),
     ("hot", lambda: write(temperature=math.inf), ValueError, "finite, got inf"),
     ("frozen", lambda: filtered(temperature=0.0), ValueError, "positive … got 0.0"),
     ("no tokens to keep", lambda: filtered(top_k=0), ValueError, "top_k must be … 0"),

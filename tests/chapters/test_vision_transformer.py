@@ -936,6 +936,8 @@ def test_colors_are_normalized_as_on_imagenet_unless_told():
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
 def test_images_get_the_channels_that_the_model_has(mode):
     image = photograph(40, 30, mode)
+    if mode == "RGBA":
+        image.putalpha(255)  # another alpha may not be dropped
     for channels, converted in ((1, "L"), (3, "RGB"), (4, "RGBA")):
         mean, std = (0.5,) * channels, (0.25,) * channels
         plain = Preprocessing((40, 30), mean, std, crop_fraction=1.0)
@@ -1016,7 +1018,7 @@ def vit(**options: Any) -> VisionTransformer:
     return VisionTransformer(**{"image_size": 8, "patch_size": 4, **sizes, **options})
 
 
-def layers(*indices: int) -> list[Tensor]:
+def layers(*indices: Any) -> list[Tensor]:
     return vit().intermediate_layers(torch.zeros(2, 3, 8, 8), indices)
 
 
@@ -1058,6 +1060,8 @@ def preset(name: str, **options: Any) -> VisionTransformer:
     ("no such base", lambda: vit(rotary={"bass": 9}), TypeError, "argument 'bass'"),
     ("layer 1 of 1", lambda: layers(1), ValueError, "from -1 to 0, got [1]"),
     ("layer -2 of 1", lambda: layers(0, -2), ValueError, "from -1 to 0, got [0, -2]"),
+    ("half a layer", lambda: layers(0.5), ValueError, "be integers … 0, got [0.5]"),
+    ("a name", lambda: layers(0, "a"), ValueError, "be integers … 0, got [0, 'a']"),
     ("no size", lambda: Preprocessing(0), ValueError, "size height must be … got 0"),
     ("lanczos", lambda: prepare("lanczos"), ValueError, "interpolation must be … 'lan"),
     ("one mean", lambda: Preprocessing(8, (0.5,)), ValueError, "got (0.5,) and (0.2"),

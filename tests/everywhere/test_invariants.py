@@ -23,7 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
-from torch.func import functional_call
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transformers_hw import FeedForward, RelativePositionBias, SelfAttention
@@ -471,6 +473,58 @@ def test_repr_shows_more_than_the_class(entry: Entry) -> None:
 )
 def test_repr_shows_the_settings(module: nn.Module, shown: str) -> None:
     assert repr(module).startswith(shown)
+
+
+# Values that cannot be read
+
+
+@each()
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's kernel
+@torch.no_grad()  # PyTorch's kernel has no gradient of a bias under vmap
+def test_vectorized_calls_are_a_loop_of_calls(entry: Entry) -> None:
+    module, inputs = entry.make(), [entry.example(), entry.example()]
+    for name, described in entry.inputs.items():
+        inputs[1][name] = described.make({**SIZES, **entry.sizes}, torch.float64)
+    together = {name: torch.stack([x[name] for x in inputs]) for name in inputs[0]}
+    found = vmap(lambda x: tuple(outputs(entry, module, x)))(together)
+    for i, one in enumerate(inputs):
+        assert_all_close([x[i] for x in found], outputs(entry, module, one))
+
+
+@pytest.mark.unhooked
+@each()
+def test_make_fx_traces_what_is_computed(entry: Entry) -> None:
+    module, inputs = entry.make(), entry.example()
+    graph = make_fx(lambda x: outputs(entry, module, x))(inputs)
+    others = {name: x.flip(0) for name, x in inputs.items()}
+    assert_all_close(graph(others), outputs(entry, module, others))
+
+
+@pytest.mark.unhooked
+@each()
+def test_fake_tensors_get_the_shapes_of_real_ones(entry: Entry) -> None:
+    module, inputs = entry.make(), entry.example()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = {name: mode.from_tensor(x) for name, x in inputs.items()}
+        found = outputs(entry, module, fake)
+    wanted = outputs(entry, module, inputs)
+    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in wanted]
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+@pytest.mark.parametrize(
+    "entry",
+    [e for e in CATALOG if any(x.kind == "ids" for x in e.inputs.values())],
+    ids=lambda entry: entry.name,
+)
+def test_ids_that_cannot_index_are_refused(entry: Entry, dtype: torch.dtype) -> None:
+    module, inputs = entry.make(), entry.example()
+    for name, described in entry.inputs.items():
+        if described.kind == "ids":
+            wrong = {**inputs, name: inputs[name].to(dtype)}
+            with pytest.raises(TypeError, match=f"must be int64 or int32, got {dtype}"):
+                outputs(entry, module, wrong)
 
 
 # Half precision

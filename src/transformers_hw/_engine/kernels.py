@@ -139,6 +139,9 @@ def fused_attention(
     if causal and not plain and queries > 1:
         ones = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
         mask = intersect(mask, ones.tril(keys - queries))
+    if mask is not None and mask.dtype != torch.bool:
+        # Only while torch compiles, and checks no signature: the kernel would add it.
+        raise TypeError(f"mask must be a boolean tensor, got {mask.dtype}.")
     options = {"dropout_p": dropout, "is_causal": plain, "scale": scale}
     fused = F.scaled_dot_product_attention
     if bias is None:

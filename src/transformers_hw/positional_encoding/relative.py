@@ -155,6 +155,8 @@ class BucketedPositions(nn.Module):
     def bucket(self, ahead: Int[Tensor, "*axes"]) -> Int[Tensor, "*axes"]:
         """Return the buckets of keys that are so many positions ahead of the query."""
         count = self.buckets if self.causal else self.buckets // 2
+        # All beyond share a bucket, and the least integer has no absolute value.
+        ahead = ahead.long().clamp(-self.max_distance, self.max_distance)
         distance = (-ahead).clamp(min=0) if self.causal else ahead.abs()
         near = count // 2
         growth = (distance.clamp(min=1) / near).log() / math.log(

@@ -17,6 +17,7 @@ from transformers_hw._engine.arguments import (
     check_sizes,
     check_token,
 )
+from transformers_hw._engine.kernels import scale_gaps, widen
 from transformers_hw._engine.shapes import checked
 from transformers_hw.positional_encoding import (
     LearnedPositions,
@@ -265,6 +266,7 @@ class LanguageModel(nn.Module):
                 positions, `end` is not a token, or another number is out of range.
         """
         check_lengths(steps=steps)
+        _check_filters(temperature or 1.0, top_k, top_p)
         if end is not None:
             check_token("end", end, self.config.vocab_size)
         if not prompt.numel():
@@ -307,7 +309,7 @@ def filtered_logits(
     r"""Change logits so that a softmax draws from fewer, likelier tokens.
 
     1. Divide by the temperature $T$: the odds of two tokens are raised to the power
-       $1/T$.
+       $1/T$. The largest logit of each row is subtracted first, which changes no odds.
     2. Keep the $k$ largest logits, and those that tie with the last.
     3. Keep the smallest set of likeliest tokens whose probability, among those that
        are left, is at least $p$.
@@ -321,7 +323,7 @@ def filtered_logits(
         top_p: $p$, or `None` to skip the third.
 
     Returns:
-        The new logits.
+        The new logits, in float32 or wider; the largest of each row is zero.
 
     Raises:
         ValueError: If `temperature` is not positive, `top_k` is not positive, or
@@ -342,21 +344,28 @@ def filtered_logits(
         Curious Case of Neural Text Degeneration](https://arxiv.org/abs/1904.09751),
         section 3.1, for `top_p`.
     """
-    if not 0.0 < temperature < math.inf:
-        raise ValueError(f"temperature must be positive and finite, got {temperature}.")
-    logits = logits / temperature
+    _check_filters(temperature, top_k, top_p)
+    logits = widen(logits)
+    logits = scale_gaps(logits, 1.0 / temperature, logits != -math.inf, None)
     if top_k is not None:
-        check_sizes(top_k=top_k)
         least = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[..., -1]
         dropped = logits < rearrange(least, "... -> ... 1")
         logits = logits.masked_fill(dropped, -math.inf)
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise ValueError(f"top_p must be in (0, 1], got {top_p}.")
     if top_p is not None and top_p < 1.0:  # at 1, rounding would drop what is unlikely
         ordered, order = logits.sort(dim=-1, descending=True)
         p = ordered.softmax(dim=-1)
         likelier = p.cumsum(dim=-1) - p
-        dropped = torch.zeros_like(logits, dtype=torch.bool)
-        dropped = dropped.scatter(-1, order, likelier >= top_p)
+        unlikely = (likelier >= top_p) & (likelier > 0.0)  # never the likeliest
+        dropped = torch.zeros_like(unlikely).scatter(-1, order, unlikely)
         logits = logits.masked_fill(dropped, -math.inf)
     return logits
+
+
+def _check_filters(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raise unless each number is in its range."""
+    if not 0.0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, got {temperature}.")
+    if top_k is not None:
+        check_sizes(top_k=top_k)
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_p must be in (0, 1], got {top_p}.")

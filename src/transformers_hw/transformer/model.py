@@ -256,16 +256,21 @@ class Transformer(nn.Module):
 
         Raises:
             ValueError: If `max_length` or `beams` is not positive, or `begin` or `end`
-                is not a token.
+                is not a token or is the padding token.
 
         References:
             Wu et al. (2016), [Google's Neural Machine Translation System
             ](https://arxiv.org/abs/1609.08144), section 7, for the penalty.
         """
         check_sizes(max_length=max_length, beams=beams)
+        padding = self.config.padding_token
         for name, token in (("begin", begin), ("end", end)):
             check_token(name, token, self.config.vocab_size)
-        padding = self.config.padding_token
+            if token == padding:
+                raise ValueError(
+                    f"{name} must not be the padding token, which is neither attended "
+                    f"to nor generated, got {token}."
+                )
         rows, cache = len(source), DecoderCache(len(self.decoder.layers))
         memory = repeat(self.encode(source), "b s d -> (b beam) s d", beam=beams)
         source = repeat(source, "b s -> (b beam) s", beam=beams)

@@ -17,6 +17,7 @@ from transformers_hw._engine.arguments import (
     check_eps,
     check_sizes,
 )
+from transformers_hw._engine.kernels import widen
 from transformers_hw._engine.shapes import checked
 from transformers_hw.transformer.config import (
     Activation,
@@ -82,11 +83,13 @@ def layer_norm(
         ](https://arxiv.org/abs/1607.06450), section 3.
     """
     check_eps(eps)
-    centered = x - reduce(x, "... d -> ... 1", "mean")
+    wide = widen(x)
+    centered = wide - reduce(wide, "... d -> ... 1", "mean")
     variance = reduce(centered.square(), "... d -> ... 1", "mean")
     y = centered / (variance + eps).sqrt()
     y = y if weight is None else weight * y
-    return y if bias is None else y + bias
+    y = y if bias is None else y + bias
+    return y.to(x.dtype)
 
 
 @checked
@@ -125,9 +128,11 @@ def rms_norm(
         ](https://arxiv.org/abs/1910.07467), section 4.
     """
     check_eps(eps)
-    mean_square = reduce(x.square(), "... d -> ... 1", "mean")
-    y = x / (mean_square + eps).sqrt()
-    return y if weight is None else weight * y
+    wide = widen(x)
+    mean_square = reduce(wide.square(), "... d -> ... 1", "mean")
+    y = wide / (mean_square + eps).sqrt()
+    y = y if weight is None else weight * y
+    return y.to(x.dtype)
 
 
 @checked

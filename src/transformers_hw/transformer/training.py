@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformers_hw._engine.arguments import check_below, check_sizes, check_token
+from transformers_hw._engine.kernels import widen
 from transformers_hw._engine.shapes import checked
 
 
@@ -35,9 +36,10 @@ def label_smoothing_loss(
             `F.cross_entropy(..., label_smoothing=smoothing)`.
 
     Returns:
-        The mean loss.
+        The mean loss, in float32 or wider.
 
     Raises:
+        TypeError: If the targets are neither int64 nor int32.
         ValueError: If `smoothing` is not in $[0, 1)$, or a target or the padding token
             is not a class.
 
@@ -56,14 +58,18 @@ def label_smoothing_loss(
     check_below("targets", targets, logits.shape[-1])
     if padding_token is not None:
         check_token("padding_token", padding_token, logits.shape[-1])
-    log_p = logits.log_softmax(dim=-1)
+    log_p = widen(logits).log_softmax(dim=-1)
     correct = log_p.gather(-1, rearrange(targets, "... -> ... 1"))[..., 0]
     classes, total = logits.shape[-1], log_p.sum(dim=-1)
     real = torch.ones_like(correct, dtype=torch.bool)
     if padding_token is not None:
-        classes, total = classes - 1, total - log_p[..., padding_token]
+        # Never part of the sum, since it may be -inf.
+        others = log_p[..., :padding_token], log_p[..., padding_token + 1 :]
+        classes, total = classes - 1, sum(x.sum(dim=-1) for x in others)
         real = targets != padding_token
-    loss = -(1.0 - smoothing) * correct - smoothing / classes * total
+    loss = -(1.0 - smoothing) * correct
+    if smoothing:  # zero times the -inf of a masked class would be NaN
+        loss = loss - smoothing / max(classes, 1) * total
     return loss.masked_fill(~real, 0.0).sum() / real.sum().clamp(min=1)
 
 

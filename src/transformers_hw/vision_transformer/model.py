@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformers_hw._engine.arguments import (
+    NOT_INTEGERS,
     check_lengths,
     check_sizes,
     height_and_width,
@@ -472,9 +473,10 @@ class VisionTransformer(nn.Module):
             [(5, 5, 6), (5, 5, 6)]
         """
         depth = len(self.encoder.layers)
-        if not all(-depth <= i < depth for i in indices):
+        if any(isinstance(i, NOT_INTEGERS) or not -depth <= i < depth for i in indices):
             raise ValueError(
-                f"indices must be from {-depth} to {depth - 1}, got {list(indices)}."
+                f"indices must be integers from {-depth} to {depth - 1}, "
+                f"got {list(indices)}."
             )
         wanted = [i % depth for i in indices]
         tokens, rotary = self.embed(images), self._rotation(images)
