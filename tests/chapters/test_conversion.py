@@ -299,7 +299,7 @@ def overridden() -> nn.Conv2d:
     return conv
 
 
-UNLIKE: dict[str, tuple[Callable[[], nn.Module], type[Exception], str]] = {
+UNLIKE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "method": (overridden, ValueError, "at '1': conv must have no hooks and no forw"),
     "traced": (
         lambda: torch.jit.trace(nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)),

@@ -1091,6 +1091,8 @@ def test_what_the_books_models_do_not_have_is_refused_by_name(name):
 class Rounded(nn.MultiheadAttention):
     """Attention with a factor that `.to(torch.bfloat16)` rounds, as its weights."""
 
+    factor: Tensor
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.register_buffer("factor", torch.tensor(1.01), persistent=False)
