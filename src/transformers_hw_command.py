@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = summarize(found, length=chosen.length, depth=chosen.depth)
         else:
             text = list_chapters() if chosen.command == "book" else SITE
-    except (ImportError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.exit(2, f"transformers-hw: {error}\n")
     return _tell(text.replace("{version}", version))
 
@@ -113,7 +113,9 @@ def _tell(text: str) -> int:
     if sys.stdout is None:  # closed from the start
         return 1
     try:
-        sys.stdout.write(text)
+        # Names of folders, of students for instance, need not be text.
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except OSError as error:
         # Else Python would try again when it exits.
@@ -181,6 +183,7 @@ def run_exercises(chosen: argparse.Namespace) -> int:
 
     Raises:
         ImportError: If NumPy is not installed.
+        OSError: If a file or folder cannot be read or written.
         ValueError: If there is no such exercise, file or folder.
     """
     if not _installed("numpy"):
@@ -249,6 +252,8 @@ def _seconds(text: str) -> float:
         seconds = 0.0
     if not 0.0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
+    if seconds > 86400.0:
+        raise argparse.ArgumentTypeError(f"must be at most a day, 86400, got {text!r}")
     return seconds
 
 

@@ -18,6 +18,7 @@ import transformers_hw.exercises as book
 from transformers_hw.exercises import (
     check,
     check_source,
+    grading,
     isolation,
     load,
     stub,
@@ -36,6 +37,18 @@ def softmax(scores, scale):
     return powers / powers.sum(-1, keepdims=True)
 """
 LIMITS = Limits(seconds=2.0, megabytes=2000)
+
+
+def forging(outcomes: object) -> str:
+    """Return a file that sends a reply of its own."""
+    reply = {"outcomes": outcomes, "answer": None, "error": None, "forbidden": None}
+    text = f"\n{json.dumps(reply)}\n".encode().hex()
+    return (
+        f"import os\nreply = bytes.fromhex('{text}')\nfor fd in range(3, 20):\n"
+        "    try: os.write(fd, reply)\n    except OSError: pass\nos._exit(0)"
+    )
+
+
 # Each a file, and what is said about it.
 HOSTILE = {
     "loops": ("while True: pass", "did not end within 2 seconds"),
@@ -108,6 +121,44 @@ HOSTILE = {
         "def softmax(s, b): return Yes()",
         "a Yes was returned",
     ),
+    "returns_records": (
+        "import numpy as np\ndef softmax(s, b): return np.zeros(3, [('a', 'f8')])",
+        "an array of dtype [('a', '<f8')] was returned",
+    ),
+    "returns_dates": (
+        "import numpy as np\ndef softmax(s, b): return np.zeros(3, 'datetime64[s]')",
+        "an array of dtype datetime64[s] was returned",
+    ),
+    "returns_bytes": (
+        "import numpy as np\ndef softmax(s, b): return np.array([b'x'])",
+        "an array of dtype |S1 was returned",
+    ),
+    "returns_complex": (
+        "def softmax(s, b): return s * 1j",
+        "The result is complex, and real numbers were expected",
+    ),
+    # What is said about it depends on the version of Python.
+    "returns_a_nest": (
+        "import sys\nsys.setrecursionlimit(10**5)\ndef softmax(s, b):\n    x = 1.0\n"
+        "    for _ in range(800): x = [x]\n    return x",
+        "",
+    ),
+    "raises_no_text": ("raise ValueError('\\ud800')", r"with ValueError: \ud800"),
+    "raises_at_length": ("raise ValueError('no' * 10**6)", "nonono"),
+    "raises_what_has_no_text": (
+        "class E(Exception):\n    def __str__(self): return 1 / 0\nraise E",
+        "The file stopped with E",
+    ),
+    "forges_a_reply": (forging(5), "cannot be checked: TypeError"),
+    "forges_an_outcome": (
+        forging([{"map": {"no": 1}}]),
+        "cannot be checked: TypeError",
+    ),
+    "forges_long_text": (
+        forging([{"array": ["x"] * 9, "type": "U99999999", "shape": [9]}]),
+        "cannot be checked: ValueError: an array of dtype <U99999999",
+    ),
+    "is_large": ("x = 1\n" * 200_000, "larger than a megabyte"),
     "is_binary": ("\0\1\2", "source code"),
     "is_empty": ("", "defines no 'softmax'"),
     "has_no_function": ("softmax = 3", "TypeError"),
@@ -175,17 +226,25 @@ def test_a_cohort_of_100_is_graded_and_contained(tmp_path: Path) -> None:
     exercise = load(NAME)
     assert isinstance(exercise, Code)
     sources = {name: source_of(name) for name in exercise.mistakes}
-    for number in range(100 - len(HOSTILE)):
+    for number in range(99 - len(HOSTILE)):
         student = f"student_{number:03}"
         kind = [None, *sources][number % (1 + len(sources))]
         write(cohort, student, RIGHT if kind is None else sources[kind])
         said = "agrees on all" if kind is None else exercise.mistakes[kind].sentence
         expected[student] = kind is None, said
+    # More digits than a float's change nothing.
+    write(
+        cohort,
+        "precise",
+        RIGHT.replace("np.exp(scale", "np.exp(np.longdouble(1) * scale"),
+    )
+    expected["precise"] = True, "agrees on all"
     before = sorted(path for path in tmp_path.rglob("*"))
     grades = grade(cohort, limits=LIMITS)
     assert len(grades) == len(expected) == 100
     for one in grades:
         passed, said = expected[one.student]
+        assert len(one.feedback.sentence) < 5000
         assert one.points == passed, (one.student, one.feedback)
         assert said in one.feedback.sentence, (one.student, one.feedback.sentence)
     assert sorted(path for path in tmp_path.rglob("*")) == before
@@ -287,8 +346,13 @@ def test_the_command_lists_starts_checks_hints_and_remembers(
             main(["exercise", *wrong])
         assert said in capsys.readouterr().err
     # A damaged record of progress is no progress, and nothing is lost with it.
-    Path(".exercises.json").write_text("{")
-    assert "0 of " in say()[1]
+    for damage in ("{", "[]", '{"a": 1}', "[" * 10**5):
+        Path(".exercises.json").write_text(damage)
+        assert "0 of " in say()[1]
+    for seen in ('"x"', "-9", "true", "1e3"):
+        noted = f'{{"{NAME}": {{"passed": true, "hints": {seen}}}}}'
+        Path(".exercises.json").write_text(noted)
+        assert hints[0] in say("hint", NAME)[1]
     while "last hint" not in say("hint", NAME)[1]:
         pass
 
@@ -325,6 +389,37 @@ def test_the_command_grades_a_folder_and_writes_tables(
 
 
 @pytest.mark.unhooked
+def test_tables_are_written_whole_whatever_was_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "anna", "raise ValueError('\\ud800\\x1b[2J')")
+    students = {"anna", "berta"}
+    write(tmp_path, "berta", RIGHT)
+    if sys.platform == "linux":  # where names of folders are bytes
+        students.add("\\udcff")
+        write(tmp_path, os.fsdecode(b"\xff"), RIGHT)
+    assert main(["grade", str(tmp_path)]) == 0
+    with (tmp_path / "grades.csv").open(encoding="utf-8", newline="") as file:
+        rows = {row["student"]: row for row in csv.DictReader(file)}
+    assert rows.keys() == students
+    assert rows["anna"]["feedback"].endswith(r"with ValueError: \ud800\x1b[2J")
+    assert "</table></html>" in (tmp_path / "grades.html").read_text("utf-8")
+    assert main(["exercise", "check", str(path)]) == 1
+    assert r"ValueError: \ud800\x1b[2J" in capsys.readouterr().out
+
+    # If a table cannot be written to its end, the one before stays.
+    def fails(_: object) -> str:
+        raise OSError("no space left")
+
+    kept = (tmp_path / "grades.csv").read_bytes()
+    monkeypatch.setattr(grading, "_harmless", fails)
+    with pytest.raises(OSError, match="no space left"):
+        grading.write_csv([grading.Grade("a", NAME, 0, 1, grading.MISSING)] * 9,
+                          tmp_path / "grades.csv")  # fmt: skip
+    assert (tmp_path / "grades.csv").read_bytes() == kept
+
+
+@pytest.mark.unhooked
 def test_numbers_and_choices_are_checked_from_files(tmp_path: Path) -> None:
     choice = next(n for n in book.names() if isinstance(load(n), Choice))
     path = tmp_path / "answer.py"
@@ -338,6 +433,9 @@ def test_numbers_and_choices_are_checked_from_files(tmp_path: Path) -> None:
     assert "There is no answer yet" in check_file(choice, path).sentence
     path.write_text("")
     assert "defines no 'answer'" in check_file(choice, path).sentence
+    path.write_text("answer = 10**400")
+    number = "multi_head_attention/parameters"
+    assert check_file(number, path).sentence.startswith("The number is too large")
 
 
 @pytest.mark.unhooked
@@ -442,13 +540,23 @@ def test_a_result_that_does_not_fit_is_not_called_an_error() -> None:
 
 
 def test_results_survive_the_way_between_processes() -> None:
-    value = {"a": [np.eye(2), np.array([True]), 1.5, None, "x"], "b": np.zeros((0, 3))}
+    numbers = [np.eye(2), np.array([True]), 1.5, None, "x"]
+    value = {"a": numbers, "b": np.zeros((0, 3)), "c": np.array([["x", "yy"]])}
     again = decode(json.loads(json.dumps(encode(plain(value)))))
     assert again["a"][0].dtype == np.float64
     assert (again["a"][0] == np.eye(2)).all()
     assert again["a"][1].dtype == bool
     assert again["a"][2:] == [1.5, None, "x"]
     assert again["b"].shape == (0, 3)
+    assert again["c"] == [["x", "yy"]]
+    for dtype in (np.longdouble, np.clongdouble, np.complex64, np.float16):
+        array = plain(np.array([[0.5, 1.5]], dtype) * 3)
+        there = decode(json.loads(json.dumps(encode(array))))
+        assert there.dtype == array.dtype
+        assert (there == [[1.5, 4.5]]).all()
+    for dtype in ("m8[s]", "O", "V8"):
+        with pytest.raises(TypeError, match=r"an array of dtype .* was returned"):
+            plain(np.zeros(1, dtype))
     assert decode(encode(vars(Outcome(error="x")))) == vars(Outcome(error="x"))
 
 

@@ -208,6 +208,53 @@ def test_bad_arguments_are_refused(
             assert f"{option}: must be a positive integer, got '{number}'" in message
 
 
+def test_what_exercises_cannot_do_is_said_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "attention/softmax"
+    file = Path("attention__softmax.py")
+    file.write_text("softmax = None")
+    Path("cohort/anna").mkdir(parents=True)
+    (Path("cohort/anna") / file).write_text("softmax = None")
+    Path(".exercises.json").mkdir()
+    for given, said in (
+        (f"exercise start {name} --to {file}", "File exists: 'attention__softmax.py'"),
+        (f"exercise start {name} --to {file}/in", "attention__softmax.py"),
+        ("exercise start attention/../attention/softmax", "no exercise 'attention/../"),
+        ("exercise solution attention/__init__", "no exercise 'attention/__init__'"),
+        (f"exercise check {file} --exercise attention/Softmax", "no exercise"),
+        (f"exercise hint {name}", "'.exercises.json'"),
+        (f"grade cohort --out {file}", f"{file} is not a folder."),
+    ):
+        message = refusal(capsys, *given.split())
+        assert said in message
+        assert re.fullmatch(r"transformers-hw: .*\n", message)
+    for command_line in (f"exercise check {file}", "grade cohort"):
+        message = refusal(capsys, *command_line.split(), "--seconds", "1e308")
+        assert "--seconds: must be at most a day, 86400, got '1e308'" in message
+    assert {path.name for path in Path().rglob("*.*")} == {
+        ".exercises.json",
+        "attention__softmax.py",
+    }
+
+
+@pytest.mark.unhooked
+def test_a_right_answer_is_told_if_it_cannot_be_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "attention__softmax.py"
+    path.write_text(
+        "import numpy as np\ndef softmax(scores, scale):\n"
+        "    x = np.exp(scale * (scores - scores.max(-1, keepdims=True)))\n"
+        "    return x / x.sum(-1, keepdims=True)\n"
+    )
+    (tmp_path / ".exercises.json").mkdir()
+    text = output(capsys, "exercise", "check", str(path))
+    assert text.startswith("Right. ")
+    assert "could not be noted down: [Errno" in text
+
+
 @pytest.mark.parametrize(
     ("given", "passed_on"),
     [

@@ -26,6 +26,8 @@ FOLDER = Path("src/transformers_hw/exercises")
 # What tools/page_python.py fetched: Python, NumPy and einops for browsers.
 PYTHON = Path(".cache/page_python")
 ASSETS = "assets/exercises"
+# What runs answers in a process of their own, which a page has no use for.
+APART = ("child.py", "confinement.py", "grading.py", "isolation.py", "terminal.py")
 LEVELS = ("warm-up", "core", "challenge")
 KINDS = {"Code": "code", "Number": "a number", "Choice": "a choice"}
 IMPORTS = "import numpy as np\nfrom einops import einsum, rearrange, reduce\n\n\n"
@@ -205,7 +207,7 @@ def bring_along(root: Path, site: Path) -> None:
     files = {
         str(path.relative_to(root / FOLDER.parents[1])): path.read_text("utf-8")
         for path in sorted((root / FOLDER).rglob("*.py"))
-        if path.name not in ("child.py", "grading.py", "isolation.py", "terminal.py")
+        if path.name not in APART
         and path.parent.name != "assignments"
     }
     # In the page the package is these files: its own modules need PyTorch.

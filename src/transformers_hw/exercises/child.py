@@ -3,8 +3,8 @@
 It reads a request from standard input, limits itself, runs the file, and writes one
 line of JSON. It never imports the package: the solutions must stay out of reach.
 
-Python's audit hooks tell of what a file reaches for, and say it in words. Limits of the
-process hold for compiled code, too, which passes the hooks unseen.
+Python's audit hooks tell of what a file reaches for, and say it in words. Compiled code
+passes them unseen: limits of the process and `confinement` bind it, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ REACHING_OUT = (
     "os.system", "os.truncate", "os.utime", "pty.", "resource.", "shutil.", "signal.",
     "socket.", "sqlite3.", "subprocess.", "tempfile.", "webbrowser.",
 )  # fmt: skip
-# Functions that do so without an event. Each gets one of its own name.
+# Modules that do so without one, so that their import counts.
+UNHEARD = ("_posixshmem", "_posixsubprocess", "readline")
+# Functions that do, too. Each gets an event of its own name.
 UNANNOUNCED = (
     "os.mkfifo", "os.mknod", "posix.mkfifo", "posix.mknod", "subprocess._fork_exec",
     "torch.distributed.TCPStore", "torch.from_file", "torch.save",
@@ -47,17 +49,22 @@ def main() -> None:
     hidden = os.path.realpath(request["hidden"])
     # Before the limits: importing takes time, opens libraries and looks for them with
     # the help of other programs.
-    kinds = _load(os.path.join(hidden, "kinds.py"))
+    kinds, confinement = _load(hidden, "kinds"), _load(hidden, "confinement")
     _import_libraries(source)
     _limit(request["seconds"], request["megabytes"])
+    # Before the hooks, which forbid what it does.
+    refusal = confinement.confine(os.path.dirname(hidden))
     forbidden: list[str] = []
     _forbid(forbidden, hidden)
-    reply: dict[str, Any] = {"outcomes": [], "answer": None, "error": None}
+    nothing: dict[str, Any] = {"outcomes": [], "answer": None, "error": None}
     try:
-        reply |= _answer(kinds, source, request)
+        if refusal is not None:
+            raise OSError(f"it was not run, as the kernel cannot confine it: {refusal}")
+        reply = nothing | _answer(kinds, source, request)
+        json.dumps(reply)
     except BaseException as error:
         # SystemExit and KeyboardInterrupt are answers, too.
-        reply["error"] = f"The file stopped with {type(error).__name__}: {error}"
+        reply = nothing | {"error": _said(error)}
     reply["forbidden"] = forbidden[0] if forbidden else None
     channel.write("\n" + json.dumps(reply) + "\n")
     channel.flush()
@@ -65,12 +72,13 @@ def main() -> None:
     os._exit(0)
 
 
-def _load(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location("kinds", path)
+def _load(folder: str, name: str) -> Any:
+    path = os.path.join(folder, f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["kinds"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -115,7 +123,8 @@ def _forbid(found: list[str], hidden: str) -> None:
     # those alone who mean to go around it.
     import subprocess  # noqa: F401
 
-    sys.modules.pop("_posixsubprocess", None)
+    for name in UNHEARD:
+        sys.modules.pop(name, None)
     for name in UNANNOUNCED:
         module, _, function = name.rpartition(".")
         if hasattr(sys.modules.get(module), function):
@@ -131,8 +140,8 @@ def _forbid(found: list[str], hidden: str) -> None:
                 deed = _reading(path, hidden)
         elif event == "import" and str(arguments[0]).startswith("transformers_hw"):
             deed = "imports the book's own code"
-        elif event == "import" and arguments[0] == "_posixsubprocess":
-            deed = "imports _posixsubprocess"
+        elif event == "import" and str(arguments[0]).rpartition(".")[2] in UNHEARD:
+            deed = f"imports {arguments[0]}"
         elif event.startswith(REACHING_OUT) or event in UNANNOUNCED:
             deed = f"calls {event}"
         if deed is not None:
@@ -168,6 +177,15 @@ def _answer(kinds: Any, source: str, request: dict[str, Any]) -> dict[str, Any]:
     cases = [tuple(case) for case in kinds.decode(request["cases"])]
     outcomes = kinds.run(names[name], cases, request["arguments"], names.get("array"))
     return {"outcomes": [kinds.encode(vars(outcome)) for outcome in outcomes]}
+
+
+def _said(error: BaseException) -> str:
+    text = f"The file stopped with {type(error).__name__}"
+    with suppress(Exception):  # what the file raises may refuse to be printed
+        text += f": {error}"
+    if isinstance(error, PermissionError) and error.errno:
+        text += ". An answer can read the files of libraries, and write none."
+    return text[:2000]
 
 
 if __name__ == "__main__":

@@ -10,11 +10,14 @@ from __future__ import annotations
 import csv
 import html
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
+from transformers_hw._engine.files import atomic_write
 from transformers_hw.exercises import load, names
 from transformers_hw.exercises.isolation import Limits, check_file
 from transformers_hw.exercises.kinds import Feedback
@@ -127,7 +130,7 @@ def grade(
 
 def write_csv(grades: list[Grade], path: Path) -> None:
     """Write a row for each grade."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with _table(path) as file:
         writer = csv.writer(file)
         writer.writerow(["student", "exercise", "points", "of", "feedback"])
         for x in grades:
@@ -161,5 +164,15 @@ def write_html(grades: list[Grade], path: Path) -> None:
             + "".join(cells)
             + "</tr>"
         )
-    text = PAGE.format(head=head, rows="\n".join(rows))
-    path.write_text(text, encoding="utf-8")
+    with _table(path) as file:
+        file.write(PAGE.format(head=head, rows="\n".join(rows)))
+
+
+@contextmanager
+def _table(path: Path) -> Iterator[TextIO]:
+    # Whole or not at all. Names of folders need not be text: what is not is escaped.
+    with (
+        atomic_write(path) as temporary,
+        temporary.open("w", -1, "utf-8", "backslashreplace", newline="") as file,
+    ):
+        yield file

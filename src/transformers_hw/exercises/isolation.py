@@ -13,12 +13,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from transformers_hw.exercises import load
 from transformers_hw.exercises.kinds import (
+    Case,
+    Choice,
     Code,
     Feedback,
     Number,
@@ -28,6 +32,13 @@ from transformers_hw.exercises.kinds import (
 )
 
 CHILD = Path(__file__).with_name("child.py")
+# What the child sees of the environment: how to find libraries, and no secrets. Threads
+# of libraries would begin before it is confined.
+KEPT = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "ONEDNN_MAX_CPU_ISA")
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+STARTING = 20  # seconds that importing NumPy or PyTorch may take, too
+MEGABYTE = 1 << 20
+MOST = 16 * MEGABYTE  # of a reply; right ones have less than one
 
 
 @dataclass(frozen=True)
@@ -72,14 +83,29 @@ def check_file(
         "megabytes": limits.megabytes,
         "hidden": str(CHILD.parent),
     }
-    reply = _run_child(request, limits)
+    try:
+        if path.stat().st_size > MEGABYTE:
+            return Feedback(False, "The file is larger than a megabyte.")
+        found = _judge(exercise, cases, _run_child(request, limits))
+    except Exception as error:
+        # Of results that no exercise expects, and of replies that the file forged.
+        said = f"What came back cannot be checked: {type(error).__name__}: {error}"
+        found = Feedback(False, said)
+    return replace(
+        found, sentence=_printable(found.sentence), detail=_printable(found.detail)
+    )
+
+
+def _judge(
+    exercise: Code | Choice, cases: list[Case], reply: dict[str, Any] | str
+) -> Feedback:
     if isinstance(reply, str):
         return Feedback(False, reply)
     if reply["forbidden"]:
         return Feedback(False, f"The file {reply['forbidden']}, which is not allowed.")
     if reply["error"]:
-        return Feedback(False, reply["error"])
-    if not isinstance(exercise, Code) or arguments is None:
+        return Feedback(False, str(reply["error"]))
+    if isinstance(exercise, Choice | Number):
         return exercise.check(decode(reply["answer"]))
     outcomes = [Outcome(**decode(x)) for x in reply["outcomes"]]
     if len(outcomes) != len(cases):
@@ -87,27 +113,45 @@ def check_file(
     return exercise.feedback(cases, outcomes)
 
 
+def _printable(text: str, most: int = 4000) -> str:
+    # Files say what they like: neither terminals nor tables should stumble over it.
+    safe = (c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:most])
+    return "".join(safe) + "…" * (len(text) > most)
+
+
 def _run_child(request: dict[str, Any], limits: Limits) -> dict[str, Any] | str:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as asked:
+        asked.write(json.dumps(request).encode())
+        asked.seek(0)
         process = subprocess.Popen(
-            [sys.executable, "-I", str(CHILD)],
-            stdin=subprocess.PIPE,
+            [sys.executable, "-I", "-W", "ignore", str(CHILD)],
+            stdin=asked,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=folder,
+            env={x: os.environ[x] for x in KEPT if x in os.environ} | THREADS,
             start_new_session=True,
         )
-        try:
-            # Importing NumPy or PyTorch takes time, too, and is not counted.
-            text, _ = process.communicate(
-                json.dumps(request).encode(), timeout=limits.seconds + 20
-            )
-        except subprocess.TimeoutExpired:
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
             _kill(process)
-            process.communicate()
-            return _too_long(limits)
-    if process.returncode in (-24, -14):  # SIGXCPU, SIGALRM
-        return _too_long(limits)
+
+        timer = threading.Timer(limits.seconds + STARTING, stop)
+        timer.start()
+        with process:
+            text = process.stdout.read(MOST + 1)  # type: ignore[union-attr]
+            if len(text) > MOST:
+                _kill(process)
+        timer.cancel()
+    if late.is_set() or process.returncode in (-24, -14):  # SIGXCPU, SIGALRM
+        return (
+            f"It did not end within {limits.seconds:g} seconds. Is there a loop that "
+            "never stops?"
+        )
+    if len(text) > MOST:
+        return f"What it returned takes more than {MOST // MEGABYTE} MB."
     try:
         reply = json.loads(text.splitlines()[-1])
         if set(reply) != {"outcomes", "answer", "error", "forbidden"}:
@@ -118,15 +162,9 @@ def _run_child(request: dict[str, Any], limits: Limits) -> dict[str, Any] | str:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "killpg"):
-        # What it may have started goes, too: it could hold the pipe that is read next.
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-
-
-def _too_long(limits: Limits) -> str:
-    return (
-        f"It did not end within {limits.seconds:g} seconds. Is there a loop that never "
-        "stops?"
-    )
+    with suppress(OSError):  # it has just ended
+        if hasattr(os, "killpg"):
+            # What it may have started goes, too: it could hold the pipe that is read.
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()

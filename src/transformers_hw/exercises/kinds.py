@@ -309,6 +309,10 @@ class Number(Code):
         """Check a number."""
         try:
             given = float(_without_separators(submission))
+        except OverflowError:
+            return Feedback(
+                False, "The number is too large: its size is 1e308 or more."
+            )
         except (TypeError, ValueError):
             said = f"A number such as 2.5 was expected, got {submission!r}."
             return Feedback(False, said)
@@ -407,9 +411,19 @@ def run(
 def plain(value: Any) -> Any:
     """Return a value with arrays of any library as NumPy arrays, tuples as lists."""
     if hasattr(value, "detach"):
-        return np.asarray(value.detach().cpu())
+        value = np.asarray(value.detach().cpu())
     if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
+        array = np.asarray(value)
+        if array.dtype in (np.longdouble, np.clongdouble):
+            # Not every system has them, and more digits than a float's do not count.
+            return array.astype(complex if array.dtype.kind == "c" else float)
+        if array.dtype.kind == "U":
+            return array.tolist()
+        if array.dtype.kind not in "biufc":
+            raise TypeError(
+                f"an array of dtype {array.dtype} was returned; numbers were expected."
+            )
+        return array
     if isinstance(value, Mapping):
         return {str(key): plain(x) for key, x in value.items()}
     if isinstance(value, list | tuple):
@@ -422,7 +436,10 @@ def plain(value: Any) -> Any:
 def encode(value: Any) -> Any:
     """Return arrays and plain values as what JSON can hold."""
     if isinstance(value, np.ndarray):
-        return {"array": value.tolist(), "type": str(value.dtype), "shape": value.shape}
+        # A complex number goes as two.
+        flat = value.ravel()
+        flat = flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
+        return {"array": flat.tolist(), "type": str(value.dtype), "shape": value.shape}
     if isinstance(value, list | tuple):
         return [encode(x) for x in value]
     if isinstance(value, dict):
@@ -433,8 +450,12 @@ def encode(value: Any) -> Any:
 def decode(value: Any) -> Any:
     """Return what `encode` was given."""
     if isinstance(value, dict) and "array" in value:
-        array = np.array(value["array"], dtype=value["type"])
-        return array.reshape(value["shape"])
+        dtype = np.dtype(value["type"])
+        if dtype.kind not in "biufc":  # no text, whose length would be up to the dtype
+            raise ValueError(f"an array of dtype {dtype}")
+        pairs = dtype.kind == "c"
+        flat = np.array(value["array"], f"f{dtype.itemsize // 2}" if pairs else dtype)
+        return flat.view(dtype).reshape(value["shape"])
     if isinstance(value, dict):
         return {key: decode(x) for key, x in value["map"].items()}
     if isinstance(value, list):

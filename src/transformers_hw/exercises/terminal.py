@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from transformers_hw._engine.files import atomic_write
 from transformers_hw.exercises import load, names, solution, stub
 from transformers_hw.exercises.grading import (
     exercise_of,
@@ -40,7 +42,7 @@ def overview(folder: Path) -> str:
 def start(name: str, folder: Path) -> str:
     """Copy the file to fill in, unless it is there."""
     path = folder / file_name(name)
-    text = stub(name)
+    text = stub(_known(name))
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -56,11 +58,14 @@ def check(path: Path, name: str | None, seconds: float) -> tuple[bool, str]:
     """Check a file, and remember if it is right."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}.")
-    name = name or exercise_of(path)
+    name = _known(name) if name else exercise_of(path)
     feedback = check_file(name, path, limits=Limits(seconds=seconds))
     text = f"{feedback}\n"
     if feedback.passed:
-        _write(path.parent, name, passed=True)
+        try:
+            _write(path.parent, name, passed=True)
+        except OSError as error:
+            text += f"This could not be noted down: {error}\n"
     else:
         text += (
             f"\nRead {load(name).read}, or ask: transformers-hw exercise hint {name}\n"
@@ -70,7 +75,7 @@ def check(path: Path, name: str | None, seconds: float) -> tuple[bool, str]:
 
 def hint(name: str, folder: Path) -> str:
     """Return the next hint; after the last one, all of them."""
-    hints, seen = load(name).hints, _read(folder)[name]["hints"]
+    hints, seen = load(_known(name)).hints, _read(folder)[name]["hints"]
     if seen >= len(hints):
         return "\n".join([*hints, "That was the last hint."]) + "\n"
     _write(folder, name, hints=seen + 1)
@@ -79,13 +84,15 @@ def hint(name: str, folder: Path) -> str:
 
 def show_solution(name: str) -> str:
     """Return the solution."""
-    return solution(name)
+    return solution(_known(name))
 
 
 def grade_folder(
     folder: Path, out: Path, seconds: float, say: Callable[[str], Any]
 ) -> str:
     """Grade all submissions in a folder, and write tables."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is not a folder.")  # before hours of grading
     grades = grade(folder, limits=Limits(seconds=seconds), progress=say)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(grades, out / "grades.csv")
@@ -105,21 +112,29 @@ class _Progress(dict[str, dict[str, Any]]):
         return {"passed": False, "hints": 0}
 
 
-def _read(folder: Path) -> _Progress:
-    try:
-        found = json.loads((folder / PROGRESS).read_text("utf-8"))
-        return _Progress(
-            {k: {"passed": False, "hints": 0, **v} for k, v in found.items()}
+def _known(name: str) -> str:
+    # Other names can lead to the same file, by dots or by a case that systems ignore.
+    if name not in names():
+        raise ValueError(
+            f"there is no exercise {name!r}; `transformers-hw exercise` lists them."
         )
-    except (OSError, ValueError, TypeError, AttributeError):
-        return _Progress()  # nothing was solved here, or nothing that can be read
+    return name
+
+
+def _read(folder: Path) -> _Progress:
+    found = _Progress()
+    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+        for name, noted in json.loads((folder / PROGRESS).read_text("utf-8")).items():
+            passed, hints = noted.get("passed", False), noted.get("hints", 0)
+            # What cannot be, nobody noted.
+            if isinstance(passed, bool) and type(hints) is int and hints >= 0:
+                found[name] = {"passed": passed, "hints": hints}
+    return found
 
 
 def _write(folder: Path, name: str, **news: Any) -> None:
     progress = _read(folder)
     progress[name] = progress[name] | news
     text = json.dumps(progress, indent=2, ensure_ascii=False) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f"{PROGRESS}.new"
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(folder / PROGRESS)
+    with atomic_write(folder / PROGRESS) as temporary:
+        temporary.write_text(text, encoding="utf-8")
