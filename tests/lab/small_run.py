@@ -46,6 +46,7 @@ class Mishap:
         pause: Seconds that each step sleeps.
         long_step: A step that takes a minute.
         nan: Step and rank at which the loss is NaN.
+        hangup: Number of steps after which an evaluation gets SIGHUP, and the rank.
         full: The step from which on no file can grow.
         die: The call in which to be killed while saving: "write", "fsync", "replace".
         die_at: Number of that checkpoint.
@@ -54,6 +55,7 @@ class Mishap:
     pause: float = 0.0
     long_step: int | None = None
     nan: tuple[int, int] | None = None
+    hangup: tuple[int, int] | None = None
     full: int | None = None
     die: str | None = None
     die_at: int = 3
@@ -121,10 +123,12 @@ def small_run(
 
     def objective(trained: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
         nonlocal steps
-        found = classify(trained, batch)
+        found, rank = classify(trained, batch), int(os.environ.get("RANK", 0))
+        if not trained.training and mishap.hangup == (steps, rank):
+            signal.raise_signal(signal.SIGHUP)
         if trained.training:
             time.sleep(60.0 if steps == mishap.long_step else mishap.pause)
-            if mishap.nan == (steps, int(os.environ.get("RANK", 0))):
+            if mishap.nan == (steps, rank):
                 found["loss"] = found["loss"] * torch.nan
             if steps == mishap.full:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))

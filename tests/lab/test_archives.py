@@ -110,8 +110,10 @@ def test_another_zip_of_the_same_name_size_and_time_is_read_anew(
 # More than eight bits.
 
 
-def png(color: int, bits: int, width: int, height: int, rows: bytes) -> bytes:
-    """Write a PNG by hand; color 0 is gray, 2 is RGB."""
+def png(
+    color: int, bits: int, width: int, height: int, rows: bytes, clear: bytes = b""
+) -> bytes:
+    """Write a PNG by hand; color 0 is gray, 2 is RGB, and 4 or 6 with alpha."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         checksum = zlib.crc32(kind + content)
@@ -119,6 +121,8 @@ def png(color: int, bits: int, width: int, height: int, rows: bytes) -> bytes:
 
     header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
     parts = [chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows))]
+    if clear:
+        parts.insert(1, chunk(b"tRNS", clear))
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts) + chunk(b"IEND", b"")
 
 
@@ -316,6 +320,13 @@ def test_the_first_frame_is_read(tmp_path: Path, form: str) -> None:
         palette("GIF", transparency=23),
         saved(OPAQUE[..., :3], "PNG", transparency=tuple(OPAQUE[2, 3, :3].tolist())),
         saved(RAMP.astype(np.uint16), "PNG", transparency=int(RAMP[2, 3])),
+        png(0, 1, 4, 1, b"\0\x50", b"\0\1"),
+        png(0, 2, 4, 1, b"\0\x1b", b"\0\1"),
+        png(0, 4, 4, 1, b"\0\x01\x23", b"\0\1"),
+        png(0, 8, 4, 1, b"\0\0\1\2\3", b"\0\1"),
+        png(2, 16, 1, 1, b"\0" + bytes(range(6)), bytes(range(6))),
+        png(4, 16, 1, 1, b"\0" + struct.pack(">2H", 1, 65280)),
+        png(6, 16, 1, 1, b"\0" + struct.pack(">4H", 1, 2, 3, 65280)),
     ],
 )
 def test_an_image_that_is_not_opaque_is_refused(tmp_path: Path, content: bytes) -> None:
@@ -374,6 +385,8 @@ def test_what_is_wrong_with_an_image_is_named(
 def test_nothing_and_nonsense_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r'"digits", "cifar10".*nothing at'):
         load_images(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError, match="nothing at aaa"):
+        load_images(5000 * "a")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"must hold images .* none of train"):
         load_images(tmp_path / "empty")
@@ -396,6 +409,22 @@ def test_a_zip_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> N
         archive.writestr(entry, "/etc/passwd")
     with pytest.raises(ValueError, match=rf"some.zip is refused: .* {message}"):
         load_images(path)
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../x.png", "..", ".", "gone"])
+def test_a_folder_whose_links_lead_elsewhere_is_refused(
+    tmp_path: Path, target: str
+) -> None:
+    path = write_folder(tmp_path / "some", some_files())
+    link = path / "train/ant/link.png"
+    link.symlink_to(target if target != "../x.png" else "../../../x.png")
+    (tmp_path / "x.png").write_bytes(encoded((0, 0, 0)))
+    with pytest.raises(ValueError, match=r"'train/ant/link.png' is a link, and not to"):
+        load_images(path)
+    link.unlink()
+    link.symlink_to("../bee/1.png")
+    images = load_images(path).train.images
+    assert torch.equal(images[3], images[5])  # 0, 1, 2, link; 0, 1, 2
 
 
 def _declare(**changes: int) -> Callable[[zipfile.ZipInfo], None]:

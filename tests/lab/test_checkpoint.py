@@ -4,6 +4,7 @@ The docstrings name reports of the same failure in other projects.
 """
 
 import copy
+import math
 import os
 import pickle
 import random
@@ -275,7 +276,8 @@ def _evaluated(**changes: Any) -> dict[str, Any]:
         (_evaluated(train={**METRICS, "count": 10**400}), "metrics of step 8"),
         (_evaluated(test=[0.5]), "metrics of step 8"),
         (_evaluated(test={**METRICS, "loss": None}), "metrics of step 8"),
-        (_evaluated(test={**METRICS, "count": 0}), "metrics of step 8"),
+        (_evaluated(test={**METRICS, "count": -1}), "metrics of step 8"),
+        (_evaluated(test={**METRICS, "correct": math.nan}), "metrics of step 8"),
         (_evaluated(test={**METRICS, "count": float("nan")}), "metrics of step 8"),
         (_evaluated(epoch=10**400), "metrics of step 8"),
         ({"history": [{"step": 8}, {"step": 8}]}, rf"{STEPS} \[8, 8\]"),
@@ -285,14 +287,16 @@ def _evaluated(**changes: Any) -> dict[str, Any]:
             {"history": [{"step": 11, "train": METRICS}]},
             "running must be empty after an evaluation",
         ),
-        ({"running": []}, "running must hold finite numbers"),
-        ({"running": {**RUNNING, "loss": float("inf")}}, "must hold finite numbers"),
-        ({"running": {**RUNNING, "loss": 10**400}}, "must hold finite numbers"),
-        ({"running": {}}, "a loss and a positive count between evaluations"),
-        ({"running": {**RUNNING, "count": 0.0}}, "a loss and a positive count"),
+        ({"running": []}, "running must hold numbers, a finite loss and a count"),
+        ({"running": {**RUNNING, "loss": math.inf}}, "numbers, a finite loss"),
+        ({"running": {**RUNNING, "loss": 10**400}}, "numbers, a finite loss"),
+        ({"running": {}}, "from 0 to .* among them, between evaluations"),
+        ({"running": {**RUNNING, "correct": math.inf}}, "running must hold numbers"),
+        ({"running": {**RUNNING, "count": -1.0}}, "running must hold numbers"),
+        ({"running": {**RUNNING, "count": math.nan}}, "running must hold numbers"),
         (
             {"running": {**RUNNING, "count": 1e308}},
-            "evaluations, of at most 9007199254740992",
+            "from 0 to 9007199254740992 among them, between",
         ),
         ({"rate": 0.1}, r"progress must be \['step', .* got \['history', 'rate', "),
     ],
@@ -318,6 +322,27 @@ def test_an_evaluation_may_be_nan_and_callbacks_may_return_anything(
     write_tensors(path, tensors, metadata)
     names, identity = ("test", "later"), read_identity(path)
     assert load_checkpoint(path, run.model, run.optimizer, identity, 24, names)
+
+
+def test_a_run_is_resumed_if_a_metric_of_its_own_is_infinite(tmp_path: Path) -> None:
+    steps = 0
+
+    def objective(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        nonlocal steps
+        steps += 1
+        found = classify(model, batch)
+        loss = found["loss"] * (math.nan if steps == 12 else 1.0)
+        return {**found, "loss": loss, "ratio": torch.tensor(math.inf)}
+
+    def run(out: str) -> None:
+        config = small_config(tmp_path / out, checkpoint_steps=1)
+        train(small_model(), small_batches(config)[0], objective, config)
+
+    with pytest.raises(FloatingPointError):
+        run("broken")
+    run("broken")
+    run("whole")
+    assert same_state(tmp_path / "broken", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("change", [{"progress": [1]}, {"identity": 2}, {"idle": 3}])

@@ -88,6 +88,16 @@ def test_statistics_are_those_of_numpy() -> None:
     assert (normalized.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-6
 
 
+def test_a_constant_channel_is_centered_only() -> None:
+    split = some_split()
+    split.images[:, 1] = 51
+    mean, std = split.statistics()
+    assert std[1] == 0
+    (normalized, _), _ = ImageBatches(split, 23, mean=mean, std=std).batch(0)
+    assert normalized[:, 1].abs().max() < 1e-6
+    assert (normalized[:, ::2].std((0, 2, 3), correction=0) - 1).abs().max() < 1e-6
+
+
 def test_a_subset_keeps_its_share_of_every_class_and_smaller_ones_lie_within() -> None:
     train = load_images("digits").train
     tenth, half = train.subset(0.1, seed=3), train.subset(0.5, seed=3)

@@ -38,8 +38,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from transformers_hw.attention_as_convolution import ImageBert
-from transformers_hw.lab.batching import ImageBatches
-from transformers_hw.lab.checkpoint import CheckpointError
+from transformers_hw.lab import training
+from transformers_hw.lab.batching import GeneratedBatches, ImageBatches
+from transformers_hw.lab.checkpoint import CheckpointError, save_weights
 from transformers_hw.lab.devices import pick_device
 from transformers_hw.lab.files import file_lock, read_tensors, write_tensors
 from transformers_hw.lab.objectives import classify, cross_entropy_sums
@@ -174,6 +175,66 @@ def test_losses_are_not_averaged_over_padding() -> None:
     assert padded["count"] == sum(lengths)
 
 
+def test_batches_without_targets_are_steps_without_a_loss(tmp_path: Path) -> None:
+    config, steps = small_config(tmp_path, steps=3, checkpoint_steps=1), 0
+    batches, evaluations = small_batches(config)
+
+    def objective(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        nonlocal steps
+        steps += 1
+        images, labels = batch
+        found = cross_entropy_sums(model(images), 0 * labels, padding_token=0)
+        return {**found, "loss": found["loss"] * (torch.nan if steps == 2 else 1.0)}
+
+    with pytest.raises(FloatingPointError):
+        train(small_model(), batches, objective, config, evaluations=evaluations)
+    progress = train(small_model(), batches, objective, config, evaluations=evaluations)
+    nothing = {"loss": 0.0, "accuracy": 0.0, "correct": 0, "count": 0}
+    assert progress.history[-1]["train"] == progress.history[-1]["test"] == nothing
+    again = train(small_model(), batches, objective, config, evaluations=evaluations)
+    assert again == progress
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "train"])
+def test_names_of_the_history_are_not_for_evaluations(
+    tmp_path: Path, name: str
+) -> None:
+    config = small_config(tmp_path, steps=1)
+    batches, evaluations = small_batches(config)
+    others = {name: evaluations["test"]}
+    with pytest.raises(ValueError, match=rf"among \('step', .*, got '{name}'"):
+        train(small_model(), batches, classify, config, evaluations=others)
+    assert not (tmp_path / CHECKPOINT).exists()
+
+
+def test_batches_without_an_end_are_not_for_evaluations(tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=1)
+    batches, _ = small_batches(config)
+    endless = GeneratedBatches(lambda count, generator: (torch.zeros(count),), 2)
+    with pytest.raises(ValueError, match="must end, but those of 'fresh' have no"):
+        train(small_model(), batches, classify, config, evaluations={"fresh": endless})
+    with pytest.raises(ValueError, match="must end, but those of 'evaluation' have"):
+        evaluate(small_model(), endless, classify, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"step": 0}, r"other than \['epoch', 'step', 'test', 'train'\], got \['step"),
+        ({"test": 0}, r"a callback must return names other than .*, got \['test'\]"),
+        ({"heads": torch.zeros(2)}, "what JSON can express: Object of type Tensor"),
+    ],
+)
+def test_what_a_callback_returns_must_fit_into_the_history(
+    tmp_path: Path, returned: dict[str, Any], message: str
+) -> None:
+    config = small_config(tmp_path, steps=1)
+    batches, evaluations = small_batches(config)
+    options = {"evaluations": evaluations, "callbacks": [lambda *_: returned]}
+    with pytest.raises(ValueError, match=message):
+        train(small_model(), batches, classify, config, **options)
+
+
 def test_the_cosine_is_that_of_pytorch_and_a_constant_rate_stays() -> None:
     cosine = TrainingConfig(steps=10, learning_rate=0.3)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
@@ -235,11 +296,20 @@ def test_every_weight_matrix_decays_and_nothing_else() -> None:
         ({"learning_rate": float("nan")}, "learning_rate must be finite .* got nan"),
         ({"clip_norm": 0.0}, "clip_norm must be positive, got 0.0"),
         ({"evaluate_every": 0}, "evaluate_every must be a positive integer, got 0"),
+        ({"seed": None}, "seed must be a nonnegative integer, got None"),
+        ({"warmup_steps": 4.5}, "warmup_steps must be a nonnegative integer, got 4.5"),
+        ({"checkpoint_seconds": float("nan")}, "seconds must be zero or .*, got nan"),
     ],
 )
+@pytest.mark.unhooked
 def test_settings_out_of_range_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(TrainingConfig(steps=5), **changes)
+
+
+@pytest.mark.unhooked
+def test_the_folder_of_a_run_may_be_text() -> None:
+    assert TrainingConfig("runs/some", steps=1).out == Path("runs/some")
 
 
 def test_a_missing_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,6 +516,35 @@ def test_a_signal_loses_no_work(
     assert same_state(tmp_path, uninterrupted)
 
 
+@pytest.mark.parametrize("moment", ["callback", "weights", "already trained"])
+def test_a_signal_after_the_last_step_is_not_lost(
+    tmp_path: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    config = small_config(tmp_path)
+    if moment == "already trained":
+        small_run(config)
+
+    def write(path: Path, model: nn.Module) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        save_weights(path, model)
+
+    def callback(model: nn.Module, step: int, writer: object) -> dict[str, Any]:
+        if step == 24:
+            signal.raise_signal(signal.SIGTERM)
+        return {}
+
+    if moment != "callback":
+        monkeypatch.setattr(training, "save_weights", write)
+    callbacks = [callback] if moment == "callback" else []
+    batches, evaluations = small_batches(config)
+    options = {"evaluations": evaluations, "callbacks": callbacks}
+    with pytest.raises(Stopped) as stopped:
+        train(small_model(), batches, classify, config, **options)
+    assert stopped.value.code == 143
+    assert (tmp_path / WEIGHTS).exists()
+    assert same_state(tmp_path, uninterrupted)
+
+
 def test_a_second_signal_exits_at_once_unless_a_terminal_was_closed(
     tmp_path: Path,
 ) -> None:
@@ -605,6 +704,14 @@ def test_all_ranks_stop_together_when_one_receives_a_signal(tmp_path: Path) -> N
     ranks[1].terminate()
     assert finish(ranks) == [143, 143]
     assert 3 <= final_state(config.out)[1]["progress"]["step"] < 24
+
+
+def test_all_ranks_stop_when_one_receives_a_signal_after_the_last_step(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path)
+    assert finish(start(config, 2, mishap=Mishap(hangup=(24, 1)))) == [143, 129]
+    assert final_state(tmp_path)[1]["progress"]["step"] == 24
 
 
 def test_a_rank_that_dies_ends_the_torchrun_job_and_leaves_a_checkpoint(

@@ -7,6 +7,7 @@ before it gets it: sizes are read before pixels.
 
 import io
 import math
+import os
 import stat
 import struct
 import tarfile
@@ -26,6 +27,7 @@ from einops import rearrange, repeat
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from transformers_hw._engine.images import is_opaque
 from transformers_hw.lab.dataset import Dataset, Split
 from transformers_hw.lab.progress_bar import progress_bar
 
@@ -91,7 +93,9 @@ def read_folder(path: Path, limits: Limits = LIMITS) -> Dataset:
 
     Images are turned upright, as their EXIF or XMP orientation says. Of an animation
     or a file of several pages, only the first is read. Images that are not opaque are
-    refused, because what they show depends on the background.
+    refused, because what they show depends on the background. So are images whose
+    alpha has 16 bits, or whose transparent color is a gray or has 16 bits, because
+    Pillow does not compare these exactly.
 
     Args:
         path: The folder.
@@ -102,10 +106,19 @@ def read_folder(path: Path, limits: Limits = LIMITS) -> Dataset:
 
     Raises:
         ValueError: There are no such files, one is not an image, is not opaque or asks
-            for more than the limits, or sizes differ.
+            for more than the limits, or sizes differ; or a link leads to anything but
+            a file in the folder.
     """
-    files = (file for file in path.rglob("*") if file.is_file())
-    found = {file.relative_to(path).as_posix(): file for file in files}
+    found: dict[str, Path] = {}
+    for file in path.rglob("*"):
+        name = file.relative_to(path).as_posix()
+        if file.is_symlink() and not _is_inside(path, file):
+            raise ValueError(
+                f"{path} is refused: its entry {name!r} is a link, and not to a file "
+                "in the folder."
+            )
+        if file.is_file():
+            found[name] = file
     _check_count(path, len(found), limits)
     readers = {
         name: partial(_read_file, path, file, limits)
@@ -181,6 +194,12 @@ def _check_name(path: Path, name: str, *, link: bool) -> None:
     if leaves or parts[1].drive or link:
         what = "is a link" if link else "leaves its folder"
         raise ValueError(f"{path} is refused: its entry {name!r} {what}.")
+
+
+def _is_inside(path: Path, link: Path) -> bool:
+    """Return whether a link leads to a file in a folder."""
+    target = Path(os.path.realpath(link))
+    return target.is_file() and target.is_relative_to(os.path.realpath(path))
 
 
 def _check_count(path: Path, count: int, limits: Limits) -> None:
@@ -339,6 +358,11 @@ def _image(
 
 
 def _as_rgb(opened: Any) -> UInt8[np.ndarray, "height width 3"]:
+    if not is_opaque(opened):
+        raise ValueError(
+            "it must be opaque: put it on a background first, for example with "
+            "PIL.Image.alpha_composite"
+        )
     # Loading turns a TIFF, and deletes its orientation: it is not turned twice.
     ImageOps.exif_transpose(opened, in_place=True)
     # Pillow reduces the channels of color to eight bits, but clips gray numbers.
@@ -346,14 +370,7 @@ def _as_rgb(opened: Any) -> UInt8[np.ndarray, "height width 3"]:
     if opened.mode == "I" and opened.format in ("PNG", "PPM"):
         sixteen_bits = True
     if opened.has_transparency_data:
-        rgba = opened.convert("RGBA")
-        # Pillow does not find which pixels have a transparent gray of 16 bits.
-        if sixteen_bits or rgba.getchannel("A").getextrema() != (255, 255):
-            raise ValueError(
-                "it must be opaque: put it on a background first, for example with "
-                "PIL.Image.alpha_composite"
-            )
-        return np.asarray(rgba.convert("RGB"))
+        return np.asarray(opened.convert("RGBA").convert("RGB"))
     if not sixteen_bits and opened.mode not in ("F", "I"):
         if opened.format == "TIFF" and 2 in opened.tag_v2.get(SAMPLE_FORMAT, ()):
             raise ValueError("its numbers are signed, and of eight bits")

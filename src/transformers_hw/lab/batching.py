@@ -64,7 +64,8 @@ class ImageBatches:
         split: The images; batches are made on their device.
         batch_size: Images in a batch, over all processes together.
         mean: Mean of each channel, of pixels in $[0, 1]$.
-        std: Standard deviation of each channel.
+        std: Standard deviation of each channel; a channel that is constant, with a
+            standard deviation of zero, is centered only.
         seed: Seed of order and augmentation.
         shuffle: Whether to draw a new order each epoch.
         crop_padding: Black pixels to pad an image with before cropping it at random.
@@ -108,6 +109,7 @@ class ImageBatches:
         self.erase = erase
         self.steps_per_epoch = -(-len(split) // batch_size)
         device = split.images.device
+        std = torch.where(std == 0, 1.0, std)
         self._scale = rearrange(1 / (255 * std), "c -> 1 c 1 1").to(device)
         self._shift = rearrange(-mean / std, "c -> 1 c 1 1").to(device)
 

@@ -268,14 +268,13 @@ def _flaw(
                 f"the metrics of step {record['step']} must be numbers that a run can "
                 "have, among them a loss and a count"
             )
-    if not isinstance(running, dict) or not all(map(_is_number, running.values())):
-        return "running must hold finite numbers"
     if step == evaluated[-1]:
-        return "running must be empty after an evaluation" if running else None
-    if not _are_metrics(running):
+        return None if running == {} else "running must be empty after an evaluation"
+    # A run stops if its loss is not finite; any other metric is for the objective.
+    if not _are_metrics(running) or not _is_number(running["loss"]):
         return (
-            "running must hold a loss and a positive count between evaluations, of "
-            f"at most {MOST_SAMPLES}"
+            "running must hold numbers, a finite loss and a count from 0 to "
+            f"{MOST_SAMPLES} among them, between evaluations"
         )
     return None
 
@@ -285,7 +284,8 @@ def _are_metrics(found: Any) -> bool:
         isinstance(found, dict)
         and all(type(x) is float or _is_number(x) for x in found.values())
         and "loss" in found
-        and 0 < found.get("count", 0) <= MOST_SAMPLES
+        and _is_number(found.get("correct", 0))
+        and 0 <= found.get("count", -1) <= MOST_SAMPLES
     )
 
 

@@ -57,9 +57,10 @@ def load_images(source: str | Path = "digits", *, limits: Limits = LIMITS) -> Da
             download(CIFAR10_URL, path, sha256=CIFAR10_SHA256)
         return read_cifar10(path)
     path = Path(source)
-    if path.is_dir():
+    # Unlike those of Path, these are false for names too long for a file.
+    if os.path.isdir(path):
         return read_folder(path, limits)
-    if path.is_file():
+    if os.path.isfile(path):
         return read_zip(path, limits)
     raise FileNotFoundError(
         'source must be "digits", "cifar10", or the path of a folder or zip; there is '

@@ -58,13 +58,16 @@ def classify(
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Divide sums by the `count` among them; `correct` becomes `accuracy`.
+    """Divide sums by the `count` among them, if it is not zero.
+
+    `correct` becomes `accuracy`.
 
     Examples:
         >>> means({"loss": 6.0, "correct": 1.0, "count": 4.0})
         {'loss': 1.5, 'accuracy': 0.25, 'correct': 1, 'count': 4}
     """
     counts = {name: int(sums[name]) for name in ("correct", "count") if name in sums}
-    divided = {name: x / sums["count"] for name, x in sums.items() if name != "count"}
+    count = sums["count"] or 1
+    divided = {name: x / count for name, x in sums.items() if name != "count"}
     named = {"accuracy" if k == "correct" else k: x for k, x in divided.items()}
     return {**named, **counts}

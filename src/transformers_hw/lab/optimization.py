@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from transformers_hw._engine.arguments import check_choice, check_sizes
+from transformers_hw._engine.arguments import check_choice, check_lengths, check_sizes
 from transformers_hw.lab.devices import DeviceName, Precision
 
 Optimizer = Literal["adamw", "sgd"]
@@ -30,7 +30,8 @@ class TrainingConfig:
     """Settings of a training run.
 
     Attributes:
-        out: Folder for checkpoint and weights; a checkpoint there is resumed.
+        out: Folder for checkpoint and weights, which becomes a `Path`; a checkpoint
+            there is resumed.
         epochs: Number of passes over the data; or
         steps: number of optimizer steps, instead.
         batch_size: Samples in a batch, over all processes together.
@@ -87,16 +88,23 @@ class TrainingConfig:
             if getattr(self, name) is not None:
                 check_sizes(**{name: getattr(self, name)})
         check_sizes(batch_size=self.batch_size)
+        check_lengths(warmup_steps=self.warmup_steps, seed=self.seed)
         check_choice("optimizer", self.optimizer, get_args(Optimizer))
         check_choice("schedule", self.schedule, get_args(Schedule))
         check_choice("device", self.device, get_args(DeviceName))
         check_choice("precision", self.precision, get_args(Precision))
-        for name in ("learning_rate", "weight_decay", "warmup_steps"):
+        for name in ("learning_rate", "weight_decay"):
             value = getattr(self, name)
             if not 0.0 <= value < math.inf:
                 raise ValueError(f"{name} must be finite and nonnegative, got {value}.")
         if self.clip_norm is not None and not self.clip_norm > 0.0:
             raise ValueError(f"clip_norm must be positive, got {self.clip_norm}.")
+        if not self.checkpoint_seconds >= 0.0:
+            raise ValueError(
+                "checkpoint_seconds must be zero or greater, got "
+                f"{self.checkpoint_seconds}."
+            )
+        object.__setattr__(self, "out", Path(self.out))
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that the result depends on."""

@@ -36,6 +36,9 @@ def handle_signals() -> Iterator[StopRequest]:
 
     Yields:
         The request, to be checked between steps.
+
+    Raises:
+        Stopped: In the end, if there was a request and nothing else was raised.
     """
     request = StopRequest()
 
@@ -57,3 +60,5 @@ def handle_signals() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if request.number:
+        raise Stopped(request.number)

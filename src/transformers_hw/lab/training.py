@@ -1,9 +1,10 @@
 """The training loop of all examples."""
 
+import json
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,8 @@ from transformers_hw.lab.seeds import derived_seed
 from transformers_hw.lab.signals import Stopped, StopRequest, handle_signals
 
 CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "weights.safetensors"
+# What a record of the history has of its own.
+RESERVED = ("step", "epoch", "train")
 
 # Given the model, the step and the TensorBoard writer, if any.
 Callback = Callable[[nn.Module, int, Any], Mapping[str, Any]]
@@ -78,11 +81,13 @@ def train(
             other metric.
         config: Settings.
         name: Name of the run, shown on the progress bar.
-        evaluations: Data to evaluate on every `config.evaluate_every` steps, by name.
+        evaluations: Data to evaluate on every `config.evaluate_every` steps, by name,
+            which must not be `step`, `epoch` or `train`.
         callbacks: Functions called after each evaluation, in the main process, with
             the model, the step and the TensorBoard writer or `None`. What they return
-            goes into the history.
-        identity: Further settings that a checkpoint must match.
+            goes into the history; it must be what JSON can express, under new names.
+        identity: Further settings that a checkpoint must match. Batches and objective
+            are not compared: name here what they depend on.
 
     Returns:
         The progress; its history has an entry for each evaluation.
@@ -93,7 +98,10 @@ def train(
             the last checkpoint are still good.
         OSError: A checkpoint cannot be written.
         Stopped: A signal came; a checkpoint was written.
+        ValueError: The batches, the names of the evaluations, or what the objective or
+            a callback returned, are not as described.
     """
+    _check_evaluations(evaluations or {})
     device = pick_device(config.device)
     keep_freed_memory()
     model.to(device)
@@ -155,7 +163,9 @@ def train(
                 _log(writer, split, record[split], progress.step)
             model.eval()
             for callback in callbacks if distributed.is_main else ():
-                record.update(callback(model, progress.step, writer))
+                found = callback(model, progress.step, writer)
+                _check_findings(found, {*RESERVED, *record})
+                record.update(found)
             return distributed.broadcast(record)
 
         try:
@@ -195,6 +205,9 @@ def train(
             raise
         save()
         _finish(model, config, distributed)
+        # A signal may have come since the last step: all processes stop, or none.
+        if distributed.all_reduce(torch.tensor(request.number, device=device)):
+            request.number = request.number or signal.SIGTERM
     return progress
 
 
@@ -217,7 +230,11 @@ def evaluate(
 
     Returns:
         Means over all samples, and the counts.
+
+    Raises:
+        ValueError: The batches have no epochs.
     """
+    _check_evaluations({"evaluation": batches})
     worker = _Worker(objective, device, precision, Distributed(), StopRequest())
     return worker.evaluate(model, batches)
 
@@ -309,6 +326,34 @@ def _finish(model: nn.Module, config: TrainingConfig, distributed: Distributed) 
                 parametrize.remove_parametrizations(module, name)
     if distributed.is_main:
         save_weights(config.out / WEIGHTS, model)
+
+
+def _check_evaluations(evaluations: Mapping[str, Batches]) -> None:
+    for name, batches in evaluations.items():
+        if name in RESERVED:
+            raise ValueError(
+                f"the name of an evaluation must not be among {RESERVED}, got {name!r}."
+            )
+        if not batches.steps_per_epoch:
+            raise ValueError(
+                f"batches to evaluate on must end, but those of {name!r} have no "
+                "epochs."
+            )
+
+
+def _check_findings(found: Mapping[str, Any], taken: Collection[str]) -> None:
+    """Raise unless what a callback returned fits into a record of the history."""
+    if not found.keys().isdisjoint(taken):
+        raise ValueError(
+            f"a callback must return names other than {sorted(taken)}, got "
+            f"{list(found)}."
+        )
+    try:
+        json.dumps(dict(found))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"a callback must return what JSON can express: {error}."
+        ) from error
 
 
 def _steps_since_evaluation(progress: Progress) -> int:

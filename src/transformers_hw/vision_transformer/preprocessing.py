@@ -15,6 +15,7 @@ from transformers_hw._engine.arguments import (
     describe,
     height_and_width,
 )
+from transformers_hw._engine.images import is_opaque, upright
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Crop = Literal["center", "squash"]
@@ -84,22 +85,26 @@ class Preprocessing:
         """Prepare an image for the model.
 
         Args:
-            image: A Pillow image, or a tensor of bytes with the channels before height
-                and width.
+            image: A Pillow image with eight bits per channel, or a tensor of bytes
+                with the channels before height and width. A Pillow image is turned
+                upright, as its EXIF orientation says, and must be opaque unless the
+                model's input has an alpha channel.
 
         Returns:
             The model's input; of a Pillow image without a batch axis.
 
         Raises:
             TypeError: If `image` is neither.
-            ValueError: If a tensor has another number of channels.
+            ValueError: If a tensor has another number of channels, or a Pillow image
+                has other than eight bits per channel, is not opaque, or has malformed
+                EXIF data.
         """
         if isinstance(image, Tensor):
             self._check(image)
             size = self._resized(image.shape[-2], image.shape[-1])
             pixels = self._crop(_resize(image, size, self.interpolation))
         elif hasattr(image, "convert"):
-            image = image.convert(MODES[len(self.mean)])
+            image = self._converted(image)
             height, width = self._resized(image.height, image.width)
             image = image.resize((width, height), FILTERS[self.interpolation])
             numbers = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
@@ -127,6 +132,22 @@ class Preprocessing:
                 f"image must be (..., {len(self.mean)}, height, width), got shape "
                 f"{tuple(image.shape)}."
             )
+
+    def _converted(self, image: Any) -> Any:
+        """Return a Pillow image upright, with the channels of the model's input."""
+        mode = MODES[len(self.mean)]
+        # Pillow clips numbers of other than eight bits, and ignores alpha.
+        if image.mode[0] in "IF":
+            raise ValueError(
+                "image must have eight bits per channel, got Pillow's mode "
+                f"{image.mode!r}: scale it to 0 to 255, and convert it to 'L'."
+            )
+        if mode != "RGBA" and not is_opaque(image):
+            raise ValueError(
+                f"image must be opaque to become {mode}, got transparency: put it on a "
+                "background first, for example with PIL.Image.alpha_composite."
+            )
+        return upright(image).convert(mode)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """Return the size that an image gets before the crop."""
