@@ -207,8 +207,7 @@ def bring_along(root: Path, site: Path) -> None:
     files = {
         str(path.relative_to(root / FOLDER.parents[1])): path.read_text("utf-8")
         for path in sorted((root / FOLDER).rglob("*.py"))
-        if path.name not in APART
-        and path.parent.name != "assignments"
+        if path.name not in APART and path.parent.name != "assignments"
     }
     # In the page the package is these files: its own modules need PyTorch.
     files[f"{FOLDER.parent.name}/__init__.py"] = ""
