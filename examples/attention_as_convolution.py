@@ -626,9 +626,12 @@ def halves(figure: Figure, widths: Sequence[float]) -> list[SubFigure]:
 
 
 def scientific(x: float) -> str:
-    """Write a small number in scientific notation."""
-    digits, power = f"{x:.0e}".split("e")
-    return rf"${digits}\cdot10^{{{int(power)}}}$"
+    """Write the least number of one digit that a positive number is at most."""
+    power = math.floor(math.log10(x))
+    digit = math.ceil(x / 10**power)
+    if digit == 10:
+        digit, power = 1, power + 1
+    return rf"${digit}\cdot10^{{{power}}}$"
 
 
 def draw_trails(figure: Figure, theme: Theme, trail: Tensor) -> None:
