@@ -240,7 +240,7 @@ def test_what_the_page_says_of_the_learned_positions() -> None:
         assert small["same_row"]["min"] > 3 * small["same_column"]["max"]
     assert plain["mirror_images"]["max"] < mirrored["mirror_images"]["min"]
     assert plain["mirror_images"]["min"] > plain["same_row"]["max"]
-    on_page("But rows still win", "falls from")
+    on_page("But positions in a row are still more similar", "falls from")
     # A table that starts large shows no layout.
     assert all(abs(x["max"]) < 0.06 for x in cosines["learned"].values())
     on_page(f"started {math.sqrt(0.5) / 0.02:.0f} times as large")
@@ -287,7 +287,7 @@ def test_what_the_page_says_of_kinds_of_positions() -> None:
     learned, axial, small = (tests[x] for x in ("learned", "axial", "learned_small"))
     assert learned["mean"] < axial["mean"] < tests["sinusoidal"]["mean"]
     assert axial["min"] < learned["max"] < tests["sinusoidal"]["min"]
-    on_page("too few to rank them, except that the sinusoids beat the table")
+    on_page("every seed of the sinusoids is ahead of every seed of the table")
     kinds = [tests[name]["mean"] for name in ("learned", "axial", "sinusoidal")]
     gain, apart = min(kinds) - tests["none"]["mean"], max(kinds) - min(kinds)
     on_page(
@@ -342,7 +342,7 @@ def test_what_the_page_says_of_the_distances() -> None:
     found = results()
     trained, untrained = found["distances"], found["distances_untrained"]
     assert 5 < untrained.min() < untrained.max() < 7.5
-    on_page("Its heads *start* near, at 5 to 7 pixels", "except in layer 2, where all")
+    on_page("its heads attend nearby, at 5 to 7 pixels", "except in layer 2, where all")
     assert (trained > untrained)[[0, 2, 3, 4, 5]].all()
     assert 5.5 < trained[1].min() < trained[1].max() < 7.5
     on_page("stay at 6 to 7 pixels", "From there the mean over heads grows with every")
@@ -580,7 +580,7 @@ def test_what_the_page_says_of_the_local_start() -> None:
     assert at_10["values"]["min"] < at_10["default"]["max"] < at_10["whitened"]["min"]
     assert abs(at_10["shifts"]["mean"] - at_10["all"]["mean"]) < 0.01
     assert all(0.5 < metrics["gap_closed"][f"of_{n}_percent"] < 0.6 for n in (10, 100))
-    on_page("about half of what the convolution knew beforehand")
+    on_page("initial weights close about half of the gap in accuracy")
     assert metrics["chosen"] == "all"
     best, second = sorted(
         (held_out[f"vit_{name}_10_percent"]["mean"] for name in at_10), reverse=True
@@ -621,7 +621,7 @@ def test_shares_of_attention_near_the_query() -> None:
         found = (weights * near).sum((-2, -1)).mean(1)
         assert values == pytest.approx(found.tolist(), abs=1e-3)
     uniform = (near * share).sum().item() / 64
-    on_page(f"uniform attention has {uniform:.0%}", "never become local")
+    on_page(f"uniform attention has {uniform:.0%}", "had not become local")
     for when in ("before", "after"):
         shares = recorded[f"vit_default_{when}"]
         assert shares == pytest.approx([uniform] * 4, abs=0.025)
