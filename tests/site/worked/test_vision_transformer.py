@@ -594,7 +594,7 @@ def test_what_the_page_says_of_the_local_start() -> None:
             tests[f"{library}_{start}_10_percent"] for start in ("default", "all")
         )
         assert local["min"] > default["max"] + 0.05
-    on_page("Other libraries' ViTs profit, too: on 4,500 images", "for every seed")
+    on_page("ViTs of other libraries benefit, too: on 4,500 images", "for every seed")
     assert (
         tests["resnet_whitened_10_percent"]["min"] > tests["resnet_10_percent"]["max"]
     )
