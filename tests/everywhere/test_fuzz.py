@@ -38,7 +38,7 @@ def run(block: int, cases: int, check: Callable[[int], float]) -> None:
     seeds = range(FIRST + block, FIRST + cases, BLOCKS)
     tolerances = [check(seed) for seed in seeds]
     assert np.median(tolerances) < 0.02
-    assert np.mean(np.less(tolerances, 0.1)) > 0.85
+    assert np.mean(np.less(tolerances, 0.1)) > 0.75
 
 
 @fuzz
